@@ -38,7 +38,7 @@ from esper.tasks.task import Split, Task
 from esper.utils.statistics import paired_interval
 from studies import command_line, gpt
 
-WARMUP, DECAY = 0.02, 0.4  # of the compute
+DECAY = 0.4  # of the compute
 SHIFT = 4  # pixels by which training images are shifted at most
 
 Batches = Callable[[], tuple[Tensor, Tensor]]
@@ -180,10 +180,16 @@ class Arm:
     order: str = "interleaved"
     equal_steps: bool = False  # as many steps as without growth, so fewer FLOPs; grow_at is of the steps
     seed: int = 0
+    warmup: float = 0.02  # of the compute
+    batch: int = 0  # 0: that of the family
 
     @property
     def name(self) -> str:
         """Name the arm without family, budget, rate and seed."""
+        return self._network + ("" if self.warmup == Arm.warmup else f" warm-up {self.warmup:g}")
+
+    @property
+    def _network(self) -> str:
         if not self.start:
             return f"fixed {self.depth}x{self.width}"
         times = "+".join(f"{at:g}" for at in self.grow_at)
@@ -199,15 +205,16 @@ def plan(arm: Arm) -> tuple[list[int], list[float]]:
     hops = len(arm.grow_at)
     start = arm.start or arm.depth
     depths = [round(start * (arm.depth / start) ** (hop / max(hops, 1))) for hop in range(hops + 1)]
-    costs = [3.0 * family.batch * forward_flops(family.make(arm.width, d), sample) for d in depths]
+    batch = arm.batch or family.batch
+    costs = [3.0 * batch * forward_flops(family.make(arm.width, d), sample) for d in depths]
     shares = [b - a for a, b in pairwise([0.0, *arm.grow_at, 1.0])]
     per_step = [costs[-1]] * len(costs) if arm.equal_steps else costs
     return [round(arm.budget * share / cost) for share, cost in zip(shares, per_step, strict=True)], costs
 
 
-def rate_share(progress: float) -> float:
+def rate_share(progress: float, warmup: float) -> float:
     """Return the learning rate at a fraction of the compute, relative to its peak."""
-    return min(progress / WARMUP, 1.0, (1.0 - progress) / DECAY)
+    return min(progress / warmup, 1.0, (1.0 - progress) / DECAY)
 
 
 def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, Any]:
@@ -227,12 +234,8 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
     torch._dynamo.reset()  # the limit of graphs counts those of earlier arms too
     # A function of ours around it, since dynamo splits an nn.Sequential at the top into its children.
     forward = torch.compile(lambda inputs: model(inputs)) if device != "cpu" else model
-    data = task.train.to(device)
-    take = (
-        augmented(data, family.batch, arm.seed)
-        if family.images
-        else batches(data, family.batch, family.text, arm.seed)
-    )
+    data, batch = task.train.to(device), arm.batch or family.batch
+    take = augmented(data, batch, arm.seed) if family.images else batches(data, batch, family.text, arm.seed)
     validation = task.validation.subset(torch.arange(min(family.validation, len(task.validation)))).to(device)
     spent, curve, began = 0.0, [], time.perf_counter()
     per_step = [cost for cost, count in zip(costs, steps, strict=True) for _ in range(count)]
@@ -240,7 +243,7 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
     every = max(1, total // 10)
     for step, cost in enumerate(per_step):
         for group in optimizer.param_groups:
-            group["lr"] = arm.rate * rate_share(spent / whole)
+            group["lr"] = arm.rate * rate_share(spent / whole, arm.warmup)
         inputs, targets = take()
         with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
             logits = forward(inputs)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from esper.growing.api import grow as grow
+    from esper.growing.estimate import estimate as estimate
     from esper.growing.progressive import Progressive as Progressive
     from esper.growing.progressive_lightning import LightningProgressive as LightningProgressive
     from esper.growing.progressive_transformers import TransformersProgressive as TransformersProgressive
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "grow": "esper.growing.api",
+    "estimate": "esper.growing.estimate",
     "Grown": "esper.growing.result",
     "Progressive": "esper.growing.progressive",
     "LightningProgressive": "esper.growing.progressive_lightning",

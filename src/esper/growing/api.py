@@ -32,7 +32,6 @@ from esper.growing.live import LiveEnvironment, LivePopulation
 from esper.growing.result import GROWN, Grown
 from esper.growing.settings import (
     BEYOND,
-    FEWEST_PARAMETERS,
     INTO,
     STATIC,
     GrowSettings,
@@ -84,9 +83,9 @@ def grow(
     """Train a model for less compute: a part of its blocks at first, the others later as copies of them.
 
     The result is the model that was given, with all of its blocks. Where that cannot be expected to pay (few
-    blocks, few steps, fewer than a million parameters, a model that was loaded from a checkpoint) it is
-    trained plainly, and `report()` says why. With a controller, or `beyond`, the model grows beyond what was
-    given instead.
+    blocks, few steps, more data than `esper.estimate` advises, a model that was loaded from a checkpoint) it
+    is trained plainly, and `report()` says why. With a controller, or `beyond`, the model grows beyond what
+    was given instead.
 
     model: any nn.Module, or a function that makes one. It is copied, never changed; frozen parameters stay
         frozen.
@@ -94,8 +93,8 @@ def grow(
         fifth of the samples is held back. Nothing else is ever looked at: keep a test set.
     slots: names of the submodules after which something may grow; found if left out.
     controller: who decides what grows: schedule:widen_full@0.1 (twice the hidden units at a tenth of the
-        epochs), heuristic, static (train plainly) ..., or an object; 'into' grows into the model, however
-        small it is.
+        epochs), heuristic, static (train plainly) ..., or an object; 'into' grows into the model also where
+        that is not expected to pay.
     epochs: passes over the training data; before each the controller decides once.
     step: (model, batch) → loss, score, for batches and models of any kind.
     out: a folder for the run, written after every epoch: settings, metrics, events, checkpoints, the grown
@@ -137,7 +136,7 @@ def grow(
         into = isinstance(controller, str) and controller == INTO
         growth = prepare(make(), settings=chosen, controller=None if into else controller, epochs=epochs)
         if into or controller is None:
-            growth.grow_into_model(epochs, pretrained, equal_compute, 0 if into else FEWEST_PARAMETERS)
+            growth.grow_into_model(epochs, pretrained, equal_compute, into)
         folder = None
         if out is not None:
             asked: dict[str, Any] = {"slots": slots, "controller": growth.controller_name, "epochs": epochs}
@@ -202,25 +201,15 @@ class Growth:
         self.slot_names = tuple(live.names)
         self.module_names = tuple(graft_name(model, spec) for spec in live.specs)
 
-    def grow_into_model(self, epochs: int, pretrained: bool, equal_compute: bool, fewest: int) -> None:
-        """Skip a part of the blocks at first, where that can be expected to pay; else say why not.
-
-        fewest: parameters below which it cannot
-        """
-        model, count = self.bodies.model, self.bodies.host_parameters
+    def grow_into_model(self, epochs: int, pretrained: bool, equal_compute: bool, asked: bool) -> None:
+        """Skip blocks at first, where that is asked for or expected to pay; else say why not."""
+        model = self.bodies.model
         if pretrained or bool(getattr(model, "name_or_path", None)):  # transformers marks such models
             self.remarks = (f"nothing was grown: {type(model).__name__} was loaded from a checkpoint",)
             return
-        if count < fewest:
-            self.remarks = (
-                f"nothing was grown: growing into small models lost to plain training, and "
-                f"{type(model).__name__} has {count:,} parameters, fewer than {fewest:,}; "
-                f"controller='{INTO}' asks for it",
-            )
-            return
         try:
-            total, remark = self.bodies.grow_into(epochs, equal_compute)
-            self.remarks, self.controller_name = (remark,), INTO
+            total, self.remarks = self.bodies.grow_into(epochs, equal_compute, asked)
+            self.controller_name = INTO
             if total != epochs:
                 self.environment = LiveEnvironment(self.bodies, total)
         except UserError as error:

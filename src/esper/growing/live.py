@@ -16,11 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.growing.criterion import BatchResult, Criterion, Evaluation, MetricSum, UserStep
+from esper.growing.criterion import (
+    BatchResult,
+    Criterion,
+    Evaluation,
+    MetricSum,
+    UserStep,
+    count_targets,
+)
 from esper.growing.data import first_batch, no_more_batches, to_device
+from esper.growing.estimate import SAMPLES, TOKENS, Estimate, estimate_targets
 from esper.growing.live_model import LiveModel, LiveSlot
 from esper.growing.live_optimizer import LiveOptimizer
-from esper.growing.progressive import Progressive
+from esper.growing.progressive import GROW_AT, Progressive
 from esper.growing.settings import GrowSettings
 from esper.growing.slots import SlotNames, SlotSpec, find_slots, in_eval_mode
 from esper.growing.surgery.probe import GrowthProbe, first_samples
@@ -150,11 +158,11 @@ class LivePopulation:
             criterion.check(model, "train", first_samples(to_device(train, self.model_device)))
         return LiveModel(model, specs, GrowthProbe(model, criterion, val, grows))
 
-    def grow_into(self, epochs: int, equal_compute: bool) -> tuple[int, str]:
-        """Train the model with a part of its blocks at first; return for how many epochs, and a sentence.
+    def grow_into(self, epochs: int, equal_compute: bool, asked: bool) -> tuple[int, tuple[str, ...]]:
+        """Train the model with a part of its blocks at first; return for how many epochs, and what to say.
 
-        equal_compute: for as many epochs as cost what `epochs` of the whole model cost. Raises a UserError
-        for a model, or data, for which that cannot be.
+        equal_compute: for as many epochs as cost what `epochs` of the whole model cost. asked: also where it
+        is not expected to pay. Raises a UserError for a model, or data, for which that cannot be.
         """
         most = self.settings.training.get("batches_per_epoch") or self.batches
         each = math.ceil(min(self.batches, most) / self.settings.accumulate)
@@ -168,18 +176,37 @@ class LivePopulation:
             with self._autocast():
                 self.criterion(model, batch)
 
-        grower = Progressive(self.model, self.optimizer.inner, steps, example=run)
+        expected = self._estimate(epochs)
+        if expected.grow_at is None and not asked:
+            raise UserError(f"{expected.reason}; controller='into' grows all the same")
+        grow_at = expected.grow_at or GROW_AT
+        grower = Progressive(self.model, self.optimizer.inner, steps, grow_at=grow_at, example=run)
         saving = f"{100 * grower.saved:.0f} % fewer training FLOPs than without growth"
         if equal_compute:
             saving = f"{epochs} epochs of the whole model cost as much"
             epochs = round(epochs / (1.0 - grower.saved))
             grower.set_stage(len(grower.grow_steps))  # nothing is skipped, and nothing was copied
-            grower = Progressive(self.model, self.optimizer.inner, epochs * each, example=run)
+            steps = epochs * each
+            grower = Progressive(self.model, self.optimizer.inner, steps, grow_at=grow_at, example=run)
         self.progressive = grower
-        return epochs, (
+        remark = (
             f"{grower.active} of {grower.blocks} blocks train for the first {grower.grow_steps[0]:,} of "
             f"{grower.total_steps:,} steps, then all of them, the new ones as copies: {saving}"
         )
+        return epochs, (remark, *([expected.reason] if expected.advice == "take half of the depth" else []))
+
+    def _estimate(self, epochs: int) -> Estimate:
+        """Estimate what it saves to grow into the model, by the targets that its training sees."""
+        batch = to_device(first_batch("val", self.val_loader), self.model_device)
+        with in_eval_mode(self.model), torch.no_grad(), self._autocast():
+            result = self.criterion(self.model, batch)
+        targets, count = result.targets, result.samples
+        samples = epochs * self.batches * (getattr(self.train_loader, "batch_size", None) or count)
+        flops = TRAINING_PASSES * self.host_flops * samples
+        # A row of whole numbers for each sample is tokens; a map of them, as of an image's pixels, is not.
+        if targets is None or targets.ndim != 2 or targets.is_floating_point():
+            return estimate_targets(self.model, samples, flops, SAMPLES)
+        return estimate_targets(self.model, samples * int(count_targets(targets)) / count, flops, TOKENS)
 
     @property
     def whole(self) -> bool:

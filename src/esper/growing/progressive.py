@@ -110,7 +110,7 @@ def find_blocks(model: nn.Module) -> list[BlockList]:
     return found
 
 
-def _outermost(lists: Sequence[BlockList]) -> list[BlockList]:
+def outermost(lists: Sequence[BlockList]) -> list[BlockList]:
     """Leave out lists within a block of another: what is part of a block is skipped with it."""
     kept: list[BlockList] = []
     for each in lists:
@@ -215,7 +215,7 @@ class Progressive:
         ends = fractions if tied is None else (*fractions, tied)
         self.grow_steps = tuple(round(fraction * total_steps) for fraction in ends)
         found = find_blocks(model)
-        self.lists = _outermost(found if example is None else _keep_skippable(model, found, example))
+        self.lists = outermost(found if example is None else _keep_skippable(model, found, example))
         if self.blocks < FEWEST_BLOCKS:
             has = (
                 f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row that can be"
@@ -238,13 +238,11 @@ class Progressive:
         for self.stage in () if example is None else range(len(ends) + 1):
             self._activate()
             try:
-                with FlopCounterMode(display=False) as counter:
-                    _call(model, example)
+                self.flops.append(count_flops(model, example))
             except Exception as error:
                 self.set_stage(len(ends))
                 what = f"{type(model).__name__} does not run while blocks of it are skipped"
                 raise UserError(f"{what} ({with_place(error)}); train it plainly") from error
-            self.flops.append(int(counter.get_total_flops()))
         self.stage = 0
         self._activate()
 
@@ -464,6 +462,13 @@ def _find_form(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Fo
     if made or first[0].shape != first[1].shape:
         return None
     return (0, *(given.get(id(entry)) for entry in entries[1:])) if type(output) is tuple else ()
+
+
+def count_flops(model: nn.Module, example: Any) -> int:
+    """Count the FLOPs of a forward pass; `example` as in `Progressive`."""
+    with FlopCounterMode(display=False) as counter:
+        _call(model, example)
+    return int(counter.get_total_flops())
 
 
 @torch.no_grad()

@@ -29,10 +29,7 @@ BATCH_SIZE = 64  # where neither a setting nor a loader gives another
 STATIC = "static"  # the controller that never grows anything
 # By `benchmarks.when_to_grow`, at equal compute, doubling hidden units loses 3.0 ± 2.8 points to plain
 # training, and every other controller loses more.
-INTO = "into"  # in place of a controller: skip blocks of the model at first, however small it is
-# Growing into a perceptron of 36,000 parameters lost 0.4 to 1.1 points to plain training at equal FLOPs in
-# each of six runs (letter, 10 and 30 epochs); a GPT of 6.4 million gained. Between them nothing was measured.
-FEWEST_PARAMETERS = 1_000_000
+INTO = "into"  # in place of a controller: grow into the model, also where it is not expected to pay
 BEYOND = "schedule:widen_full@0.1"  # what `beyond` stands for
 NO_CONTROLLER = (
     "nothing was grown, because no controller was named and growth often loses to plain training at equal "

@@ -1,0 +1,167 @@
+"""Will it pay to grow into a model? A law that was fitted to measured runs, and the advice that follows.
+
+`python -m studies.growth_law` prints the runs and the fit; docs/handbook.md tells them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from esper.growing.progressive import FEWEST_BLOCKS, count_flops, find_blocks, outermost
+from esper.simic.costs import TRAINING_PASSES
+from esper.utils.errors import UserError
+
+Advice = Literal["grow", "take half of the depth", "do not grow"]
+
+
+@dataclass(frozen=True)
+class Law:
+    """The share of FLOPs that growth saves at equal loss: intercept − slope · ln(targets per parameter)."""
+
+    targets: str  # what a model predicts, in the plural
+    intercept: float
+    slope: float
+    deviation: float  # of the measured shares from the law
+    measured: tuple[float, float]  # targets per parameter, the least and the most
+    sizes: tuple[float, float]  # parameters, the least and the most
+    smaller_below: float  # targets per parameter: with fewer, half of the depth is level or ahead
+    most: float  # targets per parameter: with more, plain training is level or ahead; 0: always
+    first: float  # targets per parameter that half of the blocks are for, in FLOPs of the whole model
+
+    def saved(self, per_parameter: float) -> float:
+        """Return the expected share of FLOPs."""
+        return self.intercept - self.slope * math.log(per_parameter)
+
+    def grow_at(self, per_parameter: float) -> float:
+        """Return the best time to grow, as a fraction of the steps, where half of the blocks begin."""
+        compute = min(0.5, self.first / per_parameter)
+        return 2 * compute / (1 + compute)  # a step costs half before the growth
+
+
+# A GPT of 8 layers at 1, 4 and 12 PFLOP. The best of the times that were tried is half of the compute at 3.6
+# tokens a parameter, 0.3 at 14 and 0.12 at 43: about the same amount at the larger two.
+TOKENS = Law(
+    "tokens", 0.77, 0.21, 0.04, (3.5, 43.0), (3.6e6, 6.4e6), smaller_below=10.0, most=40.0, first=4.6
+)
+# Samples with one label. A ResNet on CIFAR-10 and a perceptron on `letter` gained nothing at 3.6 and 4.1
+# samples a parameter. At 0.9 and 0.2 a ResNet and a ViT gained, and half of their depth was level with the
+# grown ones; a perceptron of 137,000 parameters lost 0.1 to 0.4 points in three runs at 1.2.
+SAMPLES = Law("samples", 0.0, 0.0, 0.0, (0.2, 14.0), (3.6e4, 3.6e6), smaller_below=1.0, most=0.0, first=0.0)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What growing into a model can be expected to do."""
+
+    name: str  # of the model's class
+    parameters: int  # without embeddings
+    blocks: int  # that can be skipped
+    targets: float  # that training sees, over all epochs
+    flops: float  # of plain training
+    law: Law
+
+    @property
+    def per_parameter(self) -> float:
+        """Targets for each parameter."""
+        return self.targets / self.parameters
+
+    @property
+    def advice(self) -> Advice:
+        """What to do."""
+        if self.blocks >= FEWEST_BLOCKS and self.per_parameter < self.law.smaller_below:
+            return "take half of the depth"
+        return "do not grow" if self.grow_at is None else "grow"
+
+    @property
+    def reason(self) -> str:
+        """Why, in one sentence."""
+        law = self.law
+        if self.blocks < FEWEST_BLOCKS:
+            return f"{self.name} has {self.blocks} blocks of one shape in a row, fewer than {FEWEST_BLOCKS}"
+        seen = f"training sees {self.per_parameter:.2g} {law.targets} for each parameter of {self.name}"
+        if self.advice == "do not grow" and not law.most:
+            return f"{seen}, and growth was level with plain training or behind for such data"
+        if self.advice == "do not grow":
+            return f"{seen}, and above {law.most:g} growth saved nothing"
+        if self.advice == "grow":
+            return f"{seen}; between {law.smaller_below:g} and {law.most:g} growth was ahead at equal FLOPs"
+        return f"{seen}; below {law.smaller_below:g} a model of half the depth was as good at equal FLOPs"
+
+    @property
+    def saved(self) -> float:
+        """The share of FLOPs, and about of the time, that growth saves at equal loss; 0 without growth."""
+        return 0.0 if self.grow_at is None else self.law.saved(self.per_parameter)
+
+    @property
+    def grow_at(self) -> float | None:
+        """When to grow from half of the blocks, as a fraction of the steps; None: never."""
+        pays = self.blocks >= FEWEST_BLOCKS and self.per_parameter <= self.law.most
+        return self.law.grow_at(self.per_parameter) if pays else None
+
+    def __str__(self) -> str:
+        law, (least, most), (smallest, largest) = self.law, self.law.measured, self.law.sizes
+        lines = [
+            f"{self.name}: {self.parameters:,} parameters without embeddings, {self.blocks} equal blocks",
+            f"plain training: {self.targets:.3g} {law.targets}, {self.flops:.3g} FLOPs",
+            f"{self.advice}: {self.reason}",
+        ]
+        if self.grow_at is not None:
+            lines.append(
+                f"grown from half of the blocks after {100 * self.grow_at:.0f} % of the steps, it reaches "
+                f"the loss of plain training for {100 * self.saved:.0f} ± {200 * law.deviation:.0f} % fewer "
+                "FLOPs"
+            )
+        if not least <= self.per_parameter <= most or not smallest <= self.parameters <= largest:
+            lines.append(
+                f"outside of what was measured: {least:g} to {most:g} {law.targets} a parameter, "
+                f"{smallest:,.0f} to {largest:,.0f} parameters"
+            )
+        return "\n".join(lines)
+
+
+def estimate(
+    model: nn.Module,
+    *,
+    tokens: float | None = None,
+    samples: float | None = None,
+    epochs: float = 1,
+    example: Any = None,
+) -> Estimate:
+    """Estimate whether it pays to grow into a model, how much it saves, and when to grow.
+
+    tokens: that a language model sees in training, over all epochs; or
+    samples: of training data with one label each, seen `epochs` times
+    example: the arguments of the model for one sample, a tuple or a dict, to count FLOPs; without it they
+        are 6 for each parameter and token, or sample, which is too few for convolutions
+
+    Raises a UserError where neither or both of tokens and samples are given.
+    """
+    if (tokens is None) == (samples is None):
+        raise UserError("give tokens, of a language model, or else samples and epochs")
+    targets = samples * epochs if samples is not None else tokens or 0.0
+    if not 0 < targets < math.inf:
+        raise UserError(f"training sees {targets:g} tokens or samples; give a number above 0")
+    forward = 2.0 * count_parameters(model)
+    if example is not None:
+        values = example.values() if isinstance(example, Mapping) else example
+        shapes = [value.numel() for value in values if isinstance(value, Tensor)]
+        forward = count_flops(model, example) / (1 if tokens is None or not shapes else shapes[0])
+    law = SAMPLES if tokens is None else TOKENS
+    return estimate_targets(model, targets, TRAINING_PASSES * forward * targets, law)
+
+
+def estimate_targets(model: nn.Module, targets: float, flops: float, law: Law) -> Estimate:
+    """Estimate from the targets that training sees, and the FLOPs that it takes without growth."""
+    blocks = sum(map(len, outermost(find_blocks(model))))
+    return Estimate(type(model).__name__, count_parameters(model), blocks, targets, flops, law)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Count the parameters that take part in products; embeddings only look values up."""
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return max(1, sum(p.numel() for p in model.parameters() if id(p) not in looked_up))

@@ -1,0 +1,124 @@
+"""How much compute does growing into a model save? A law from the results of studies.growth_grid.
+
+    python -m studies.growth_law                 the points, the fit, and what it says of what it has not seen
+    python -m studies.growth_law --plot FILE     the picture
+
+A point is one family of networks at one budget. The saving is 1 − budget / B, where B is the budget at which
+the whole network, trained plainly, reaches the loss of the grown one: on a line through its own losses at
+the two nearest budgets, loss against the logarithm of FLOPs. Every arm has its best learning rate, and
+growth its best time. Targets are tokens for text, else samples; an epoch counts every time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from esper.growing.estimate import count_parameters
+from studies import command_line, gpt, growth_grid
+
+RESULTS = Path(__file__).parent / "results"
+FILES = [RESULTS / f"growth_grid-{name}.jsonl" for name in ("h200", "images-h200", "letter")]
+TEXT = ("gpt",)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What growth saved in one family at one budget."""
+
+    family: str
+    budget: float
+    targets: float  # for each parameter of the whole network
+    saved: float  # of the FLOPs of plain training of the whole network
+    ahead_of_half: float  # loss of the half-size network minus that of the grown one
+
+
+def best_losses(paths: Sequence[Path] = FILES) -> dict[tuple[str, int], dict[float, dict[str, float]]]:
+    """Return the least mean validation loss of whole, half-size and grown networks by budget.
+
+    A family is told apart by name and width. Only growth from half of the blocks counts.
+    """
+    runs: dict[tuple[str, int, float, str, str, float], list[float]] = defaultdict(list)
+    depth: dict[tuple[str, int], int] = {}
+    for line in (line for path in paths for line in path.read_text().splitlines()):
+        run = json.loads(line)
+        family = run.get("family", "gpt")
+        whole = depth[family, run["width"]] = growth_grid.FAMILIES[family].depth
+        kind = "whole" if run["depth"] == whole else "half" if 2 * run["depth"] == whole else "other"
+        if run["start"]:
+            kind = "grown" if 2 * run["start"] == run["depth"] and not run.get("equal_steps") else "other"
+        runs[family, run["width"], run["budget"], kind, run["name"], run["rate"]].append(run["validation"])
+    found: dict[tuple[str, int], dict[float, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for (family, width, budget, kind, *_), losses in runs.items():
+        best = found[family, width][budget]
+        best[kind] = min(best.get(kind, np.inf), np.mean(losses))
+    return found
+
+
+def targets_per_parameter(family: str, width: int, budget: float) -> float:
+    """Return the tokens, or samples, of plain training of the whole network for each of its parameters."""
+    arm = growth_grid.Arm(family, budget, growth_grid.FAMILIES[family].depth, width, 0.0)
+    (steps,), _ = growth_grid.plan(arm)
+    parameters = count_parameters(growth_grid.FAMILIES[family].make(width, arm.depth))
+    each = gpt.FULL.context if family in TEXT else 1
+    return steps * growth_grid.FAMILIES[family].batch * each / parameters
+
+
+def points(paths: Sequence[Path] = FILES) -> list[Point]:
+    """Return a point for every family and budget that has all three networks and a second budget."""
+    result = []
+    for (family, width), by_budget in best_losses(paths).items():
+        budgets = sorted(b for b, best in by_budget.items() if "whole" in best)
+        for k, budget in enumerate(budgets):
+            best = by_budget[budget]
+            if len(budgets) < 2 or not {"grown", "half"} <= best.keys():
+                continue
+            # Through this budget and the next, where there is one: a grown network is ahead or level.
+            low, high = budgets[max(0, min(k, len(budgets) - 2)) :][:2]
+            fall = (by_budget[low]["whole"] - by_budget[high]["whole"]) / np.log(high / low)
+            saved = 1.0 - np.exp(-(best["whole"] - best["grown"]) / fall) if fall > 0 else np.nan
+            per = targets_per_parameter(family, width, budget)
+            ahead = best["half"] - best["grown"]
+            result.append(Point(f"{family} x{width}", budget, per, float(saved), ahead))
+    return result
+
+
+def fit(chosen: Sequence[Point]) -> tuple[float, float, float]:
+    """Fit saved = intercept − slope · ln(targets per parameter); return both and the residual deviation."""
+    x, y = np.log([p.targets for p in chosen]), np.array([p.saved for p in chosen])
+    slope, intercept = np.polyfit(x, y, 1)
+    residuals = y - intercept - slope * x
+    return float(intercept), float(-slope), float(np.sqrt((residuals**2).sum() / max(1, len(x) - 2)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the points and the law."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, default=FILES)
+    given = parser.parse_args(arguments)
+    found = points(given.files)
+    for point in found:
+        print(
+            f"{point.family:12} {gpt.peta(point.budget):>7}  {point.targets:7.2f} targets a parameter, saved "
+            f"{100 * point.saved:+6.1f} %, loss ahead of half the depth {point.ahead_of_half:+.4f}"
+        )
+    for name, chosen in (
+        ("text", [p for p in found if p.family.startswith(TEXT)]),
+        ("labels", [p for p in found if not p.family.startswith(TEXT) and np.isfinite(p.saved)]),
+    ):
+        if len(chosen) > 1:
+            intercept, slope, deviation = fit(chosen)
+            print(
+                f"{name}: saved = {intercept:.2f} − {slope:.2f} ln(targets a parameter), deviation "
+                f"{deviation:.2f}, nothing at {np.exp(intercept / slope):.3g}"
+            )
+
+
+if __name__ == "__main__":
+    command_line.run(main)
