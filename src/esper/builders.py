@@ -11,10 +11,11 @@ import hashlib
 import importlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,6 +101,17 @@ def check_host(task: Task, members: int, device: torch.device) -> None:
         )
 
 
+def import_function(name: str) -> Callable[..., Any]:
+    """Import MODULE:FUNCTION of the user; the module may be a file in the folder that they are in."""
+    module, _, function = name.partition(":")
+    # The console script does not put the current folder on the path, as `python -m` does.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    imported = importlib.import_module(module.removesuffix(".py").replace("/", "."))
+    made: Callable[..., Any] = getattr(imported, function)
+    return made
+
+
 def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:
     """Load a task by its name, or by MODULE:FUNCTION of the user.
 
@@ -108,16 +120,12 @@ def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:
     """
     if name in task_names():
         return [load_task(name, seed)]
-    module, colon, function = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise UserError(
             f"task is {name!r}; allowed are {', '.join(task_names())}, or MODULE:FUNCTION for one of your own"
         )
-    # The console script does not put the current folder on the path, as `python -m` does.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
     try:
-        made = getattr(importlib.import_module(module), function)(seed)
+        made = import_function(name)(seed)
     except Exception as error:  # whatever the user's module raises
         raise UserError(
             f"task is {name!r}, and that function could not be called with a seed: {with_place(error)}; give "

@@ -32,6 +32,7 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an e
     (tables.config, "esper config --preset digits --set members=8"),
     (tables.tasks, "esper tasks"),
     (tables.controllers, "esper controllers"),
+    (tables.estimate, "esper estimate model.py:make --tokens 2e9"),
     (tables.doctor, "esper doctor"),
 )
 

@@ -1,10 +1,14 @@
-"""`esper config`, `controllers`, `tasks` and `doctor`: what there is, as text."""
+"""`esper config`, `controllers`, `tasks`, `estimate` and `doctor`: what there is, and what to expect."""
 
 from __future__ import annotations
 
 import platform
+from typing import Annotated
+
+import typer
 
 from esper.commands import common
+from esper.utils.errors import UserError, with_place
 
 # The packages of each extra, by the names that pip knows.
 EXTRAS: dict[str, tuple[str, ...]] = {
@@ -55,6 +59,40 @@ def tasks() -> None:
     ]
     titles = ("task", "input", "classes", "train / val / test", "host", "what it is")
     common.print_table(titles, rows, right=(2,))
+
+
+def estimate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="MODULE:FUNCTION, or a file as in model.py:make; it takes nothing and returns a module"
+        ),
+    ],
+    tokens: Annotated[
+        float | None, typer.Option(help="tokens that a language model sees in training")
+    ] = None,
+    samples: Annotated[float | None, typer.Option(help="training samples, each with one label")] = None,
+    epochs: Annotated[float, typer.Option(help="how often training sees the samples")] = 1,
+) -> None:
+    """Say whether growing into a model will pay, when to grow, and how much compute it saves.
+
+    By a law that was fitted to measured runs; it says where a model lies outside of them.
+    """
+    from torch import nn
+
+    from esper.builders import import_function
+    from esper.growing import estimate as growth
+
+    try:
+        made = import_function(model)()
+    except Exception as error:  # whatever the user's module raises
+        raise UserError(
+            f"{model} could not be called ({with_place(error)}); give MODULE:FUNCTION of a function without "
+            "arguments, in a module that can be imported from here"
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise UserError(f"{model} returned a {type(made).__name__}; return an nn.Module")
+    print(growth.estimate(made, tokens=tokens, samples=samples, epochs=epochs))
 
 
 def doctor() -> None:

@@ -1,0 +1,100 @@
+"""`esper.estimate` and `esper estimate`: the law is the one of the raw files, and advice follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import esper
+from benchmarks.textbook import GPT
+from esper.cli import app
+from esper.growing.estimate import SAMPLES, TOKENS
+from esper.utils.errors import UserError
+from studies import growth_law
+from tests.growing.test_progressive import make
+
+
+def test_the_law_is_fitted_to_the_committed_runs() -> None:
+    points = [p for p in growth_law.points() if p.family.startswith("gpt")]
+    intercept, slope, deviation = growth_law.fit(points)
+    assert (TOKENS.intercept, TOKENS.slope) == pytest.approx((intercept, slope), abs=0.006)
+    assert TOKENS.deviation >= deviation
+    seen = [p.targets for p in points]
+    assert TOKENS.measured == pytest.approx((min(seen), max(seen)), rel=0.05)
+    # Half of the depth is level or ahead in the runs below the limit, and behind in those above it.
+    assert all((p.ahead_of_half < 0) == (p.targets < TOKENS.smaller_below) for p in points)
+    assert TOKENS.saved(TOKENS.most) == pytest.approx(0.0, abs=TOKENS.deviation)
+
+
+def test_a_law_of_two_budgets_foretells_the_third() -> None:
+    *earlier, last = [p for p in growth_law.points() if p.family.startswith("gpt")]
+    intercept, slope, _ = growth_law.fit(earlier)
+    assert intercept - slope * np.log(last.targets) == pytest.approx(last.saved, abs=2 * TOKENS.deviation)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "advice", "grow_at"),
+    [
+        (2.0, "take half of the depth", 2 / 3),
+        (14.0, "grow", 0.49),
+        (39.0, "grow", 0.21),
+        (50.0, "do not grow", None),
+    ],
+)
+def test_advice_follows_from_tokens_per_parameter(tokens: float, advice: str, grow_at: float | None) -> None:
+    model = GPT(256, 16, 32, 8, 2)
+    parameters = sum(p.numel() for name, p in model.named_parameters() if "tokens" not in name)
+    parameters -= model.positions.weight.numel()
+    expected = esper.estimate(model, tokens=tokens * parameters)
+    assert expected.parameters == parameters
+    assert expected.per_parameter == pytest.approx(tokens)
+    assert expected.advice == advice
+    assert expected.grow_at == (None if grow_at is None else pytest.approx(grow_at, abs=0.01))
+    assert expected.flops == pytest.approx(6 * parameters * tokens * parameters)
+    assert expected.saved == (TOKENS.saved(tokens) if grow_at else 0.0)
+    assert f"{advice}: training sees" in str(expected)
+    assert "outside of what was measured" in str(expected)  # so few parameters were not
+
+
+def test_flops_are_counted_where_an_example_is_given() -> None:
+    model = make(8)
+    forward = esper.estimate(model, samples=10, epochs=3, example=(torch.zeros(1, 4),)).flops / 90
+    assert forward == 2 * sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    assert esper.estimate(make(3), samples=10).advice == "do not grow"
+    assert "3 blocks" in esper.estimate(make(3), samples=10).reason
+
+
+@pytest.mark.parametrize("per_parameter", [0.5, 2.0, 20.0])
+def test_with_one_label_a_sample_nothing_grows(per_parameter: float) -> None:
+    model = make(8)
+    parameters = sum(p.numel() for p in model.parameters())
+    expected = esper.estimate(model, samples=per_parameter * parameters / 4, epochs=4)
+    assert expected.grow_at is None
+    assert (expected.advice == "do not grow") == (per_parameter >= SAMPLES.smaller_below)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"tokens": 1.0, "samples": 1.0}, {"tokens": 0.0}, {"samples": float("inf")}]
+)
+def test_what_cannot_be_estimated_is_said(options: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="give "):
+        esper.estimate(nn.Linear(2, 2), **options)
+
+
+def test_the_command_reads_a_file_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "estimated_model.py").write_text(
+        "from tests.growing.test_progressive import make\ndef build(): return make(8)\nthree = lambda: 3\n"
+    )
+    run = CliRunner().invoke
+    done = run(app, ["estimate", "estimated_model.py:build", "--tokens", "1e4"])
+    assert done.exit_code == 0, done.output
+    assert "Sequential: 254 parameters without embeddings, 8 equal blocks" in done.stdout
+    for wrong, words in {"three": "returned a int", "four": "has no attribute 'four'"}.items():
+        with pytest.raises(UserError, match=words):
+            run(app, ["estimate", f"estimated_model:{wrong}", "--tokens", "1"], catch_exceptions=False)
