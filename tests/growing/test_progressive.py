@@ -701,12 +701,14 @@ def _train_in_processes(rank: int, folder: str, halves: int) -> None:
         fully_shard(module, mesh=mesh)
     with pytest.raises(UserError, match="leave out tied="):
         Progressive(sharded, OPTIMIZERS["adamw"](sharded.parameters()), 6, grow_at=0.5, tied=0.7)
-    for name, wrapped in {
+    ways = {
         "ddp": DistributedDataParallel(model, find_unused_parameters=True),
+        "tied": DistributedDataParallel(copy.deepcopy(model), find_unused_parameters=True),
         "fsdp2": sharded,
-    }.items():
+    }
+    for name, wrapped in ways.items():
         optimizer = OPTIMIZERS["adamw"](wrapped.parameters())
-        grower = Progressive(wrapped, optimizer, 6, grow_at=0.5)
+        grower = Progressive(wrapped, optimizer, 6, grow_at=0.5, tied=0.8 if name == "tied" else None)
         for _ in range(6):
             train_step(wrapped, optimizer, TABLE.chunk(halves)[rank])
             grower.step()
@@ -722,8 +724,8 @@ def _train_in_processes(rank: int, folder: str, halves: int) -> None:
 def test_two_processes_have_equal_weights_and_those_of_one(tmp_path: Any) -> None:
     for halves in (1, 2):
         mp.start_processes(_train_in_processes, (str(tmp_path), halves), nprocs=halves, start_method="spawn")
-    one = torch.load(tmp_path / "ddp-1-0.pt")
-    for way in ("ddp", "fsdp2"):
+    for way, single in {"ddp": "ddp", "fsdp2": "ddp", "tied": "tied"}.items():
+        one = torch.load(tmp_path / f"{single}-1-0.pt")
         first, second = (torch.load(tmp_path / f"{way}-2-{rank}.pt") for rank in (0, 1))
         assert all(torch.equal(value, second[key]) for key, value in first.items()), way
         for key, value in first.items():

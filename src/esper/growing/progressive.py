@@ -217,10 +217,8 @@ class Progressive:
         found = find_blocks(model)
         self.lists = outermost(found if example is None else _keep_skippable(model, found, example))
         if self.blocks < FEWEST_BLOCKS:
-            has = (
-                f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row that can be"
-            )
-            raise UserError(f"{has} skipped, and growing needs {FEWEST_BLOCKS} or more; train it plainly")
+            has = f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row that can"
+            raise UserError(f"{has} be skipped, and growing needs {FEWEST_BLOCKS} or more; train it plainly")
         self._check_parameters()
         # The share grows by one factor at each hop: start · factor^hops = 1.
         hops = len(fractions)
