@@ -45,6 +45,8 @@ def readme_commands() -> list[str]:
 
 def test_every_command_in_the_readme_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "model.py").write_text("from torch import nn\ndef make(): return nn.Linear(2, 2)\n")
     monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
     for command in readme_commands():
         words = shlex.split(command)
