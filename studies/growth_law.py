@@ -1,7 +1,6 @@
 """How much compute does growing into a model save? A law from the results of studies.growth_grid.
 
-    python -m studies.growth_law                 the points, the fit, and what it says of what it has not seen
-    python -m studies.growth_law --plot FILE     the picture
+    python -m studies.growth_law     the points, and the fit of text and of samples with one label
 
 A point is one family of networks at one budget. The saving is 1 − budget / B, where B is the budget at which
 the whole network, trained plainly, reaches the loss of the grown one: on a line through its own losses at
@@ -20,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.growing.estimate import count_parameters
+from esper.growing.estimate import TOKENS, count_parameters
 from studies import command_line, gpt, growth_grid
 
 RESULTS = Path(__file__).parent / "results"
 FILES = [RESULTS / f"growth_grid-{name}.jsonl" for name in ("h200", "images-h200", "letter")]
-TEXT = ("gpt",)
+TEXT = ("gpt",)  # families whose targets are tokens
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,40 @@ def fit(chosen: Sequence[Point]) -> tuple[float, float, float]:
     slope, intercept = np.polyfit(x, y, 1)
     residuals = y - intercept - slope * x
     return float(intercept), float(-slope), float(np.sqrt((residuals**2).sum() / max(1, len(x) - 2)))
+
+
+def draw(path: Path) -> None:
+    """Draw the losses of the GPT by compute, and what growth saved by tokens for each parameter."""
+    import matplotlib.pyplot as plt
+
+    by_budget = best_losses()["gpt", growth_grid.FAMILIES["gpt"].width]
+    budgets = sorted(by_budget)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), layout="constrained")
+    kinds = {"whole": "8 layers", "half": "4 layers", "grown": "4 layers that become 8"}
+    for (kind, label), style in zip(kinds.items(), ("s--", "^:", "o-"), strict=True):
+        left.plot(np.array(budgets) / 1e15, [by_budget[b][kind] for b in budgets], style, label=label)
+    left.set(xscale="log", xlabel="training compute, PFLOP", ylabel="validation loss, nats a byte")
+    left.set_xticks(np.array(budgets) / 1e15, [f"{b / 1e15:g}" for b in budgets])
+    left.minorticks_off()
+    left.legend(frameon=False)
+    found = [p for p in points() if p.family.startswith(TEXT)]
+    right.plot([p.targets for p in found], [100 * p.saved for p in found], "o", color="C2")
+    tokens = np.geomspace(3, 60)
+    saved = 100 * np.array([TOKENS.saved(t) for t in tokens])
+    right.plot(tokens, saved, color="C2")
+    right.fill_between(
+        tokens, saved - 200 * TOKENS.deviation, saved + 200 * TOKENS.deviation, alpha=0.15, color="C2"
+    )
+    right.axvspan(tokens[0], TOKENS.smaller_below, color="0.92", zorder=0)
+    right.text(3.2, -18, "4 layers are\nthe better choice", va="bottom")
+    right.axhline(0, color="0.6", linewidth=0.8)
+    right.set(xscale="log", xlabel="tokens for each parameter", ylabel="FLOPs saved, %", ylim=(-20, 75))
+    right.set_xticks([4, 10, 20, 40], ["4", "10", "20", "40"])
+    right.minorticks_off()
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
