@@ -20,7 +20,6 @@ class Stream(IntEnum):
     DATA_ORDER = 3
     ACTION = 4
     CONTROL = 5
-    TASK = 6
 
 
 def _signed(value: int) -> int:
