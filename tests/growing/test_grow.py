@@ -41,7 +41,7 @@ FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 def grow(model: Any, train: Any, val: Any = None, **settings: Any) -> Grown:
-    chosen = {"controller": Scheduled(steps=(0,)), "epochs": 9, "lr": 1e-2, "lifecycle": QUICK} | settings
+    chosen = {"controller": Scheduled(steps=(0,)), "epochs": 7, "lr": 1e-2, "lifecycle": QUICK} | settings
     if not isinstance(train, list | DataLoader):
         chosen.setdefault("batch_size", 16)
     return esper.grow(model, train=train, val=val, progress=False, **chosen)

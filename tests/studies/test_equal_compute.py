@@ -22,13 +22,13 @@ GROWN = Arm("grown", HOST, "clone@0.3", folds=1)
 
 def setting() -> Setting:
     config = PopulationConfig(batch_size=8, batches_per_epoch=2, validation_samples=32, schedule="flat")
-    return Setting(TASK, "resnet", 3e7, config)
+    return Setting(TASK, "resnet", 1.5e7, config)
 
 
 def test_arms_of_other_sizes_spend_equal_flops_and_come_back_from_their_file(tmp_path: Path) -> None:
     results = [run_arm(arm, setting(), 2, 1.0) for arm in (FIXED, GROWN)]
     for result in results:
-        np.testing.assert_allclose(result.spent, [3e7, 3e7])
+        np.testing.assert_allclose(result.spent, [1.5e7, 1.5e7])
         assert result.curve[0][0] == 0.0
         assert np.isfinite(result.test_loss).all()
     assert np.less(results[0].parameters, results[1].parameters).all()

@@ -84,12 +84,12 @@ def test_a_variant_is_pure_keeps_its_shape_and_reads_no_test_data(name: str) -> 
 
 
 def test_growth_ends_as_deep_as_the_deepest_fixed_network(tmp_path: Path) -> None:
-    size = replace(resnet.QUICK, budgets=(6e7,), members=1, images=(80, 40, 20), per_step=1)
+    size = replace(resnet.QUICK, budgets=(4e7,), members=1, images=(80, 40, 20), per_step=1)
     resnet.study(size, [0], "cpu", tmp_path, Gather())
     found = resnet.results_in(tmp_path, size)
     (results,) = found.values()
     assert results[-1].parameters == results[-2].parameters
-    assert [result.spent for result in results] == [[6e7]] * 4
+    assert [result.spent for result in results] == [[4e7]] * 4
     output = comparison(found, "test_accuracy").splitlines()
     assert len(output) == 2 + len(results) + 2
     assert output[-1].startswith("| grown minus fixed, 4 blocks a stage | ")
