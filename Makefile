@@ -51,6 +51,7 @@ check: dev
 format: dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python -m docs.line_links
 
 long: dev   # more cases of what the tests hold already
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long
