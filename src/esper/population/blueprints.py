@@ -18,6 +18,7 @@ decorated class or function gives a blueprint another module in a topology:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -89,8 +90,13 @@ def build_blueprint(name: int, topology: str, width: int, spatial_dims: int = 0)
 
 def parameter_count(name: int, topology: str, width: int, spatial_dims: int = 0) -> int:
     """Return how many parameters a seed has."""
+    return _count_parameters(blueprint_factory(name, topology), width, spatial_dims)
+
+
+@cache
+def _count_parameters(factory: Factory, width: int, spatial_dims: int) -> int:
     with torch.device("meta"):  # no memory is taken and no random number drawn
-        seed = blueprint_factory(name, topology)(width, spatial_dims)
+        seed = factory(width, spatial_dims)
     return sum(p.numel() for p in seed.parameters())
 
 
