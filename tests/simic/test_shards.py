@@ -25,10 +25,10 @@ Bits = tuple[dict[str, torch.Tensor], list[EpisodeRecord]]
 def run(gather: Gather | None, shards: int = 3, rounds: int = 2) -> Bits:
     """Four members in three shards, two learners, one of them with its twins."""
     learners = [
-        Learner("one", make_agent(minibatches=2), 4, reward=RewardConfig(control_variate=True)),
-        Learner("other", make_agent(seed=3, epochs=2), 4),
+        Learner("one", make_agent(minibatches=2), 3, reward=RewardConfig(control_variate=True)),
+        Learner("other", make_agent(seed=3, epochs=2), 3),
     ]
-    trainer = Trainer([make_spec(range(4), 4)], learners, rounds, shards=shards, gather=gather)
+    trainer = Trainer([make_spec(range(4), 3)], learners, rounds, shards=shards, gather=gather)
     records = [told.record for each in trainer.run() for told in each.values()]
     state = {name: value for name, value in trainer.state_dict().items() if name != "seconds"}
     return state, records
