@@ -169,8 +169,8 @@ def test_nothing_is_erased_and_nothing_goes_on_with_other_arguments(tmp_path: Pa
     before = {path: path.read_bytes() for path in out.rglob("*.jsonl")}
     with pytest.raises(UserError, match=r"holds a run of esper.grow; .*resume=True"):
         grow(out)
-    with pytest.raises(UserError, match=r"lr is 0.2, and .* was begun with 0.01"):
-        grow(out, resume=True, lr=0.2)
+    with pytest.raises(UserError, match=r"batch_size is 8, and .* was begun with"):
+        grow(out, resume=True, batch_size=8)
     with pytest.raises(UserError, match="say where the growth is"):
         grow(None, resume=True)
     shutil.rmtree(out / "checkpoints")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -950,6 +951,25 @@ def test_metrics_of_a_growth_reach_tensorboard(tmp_path: Any) -> None:
     assert [point.step for point in curves.Scalars("accuracy_mean")] == [1, 2, 3, 4, 5, 6]
     with pytest.raises(UserError, match="no folder is given"):
         esper.grow(make(8), DATA, sinks=["tensorboard"])
+
+
+@pytest.mark.parametrize(("changed", "steps"), [({"epochs": 8}, 8), ({"lr": 1e-3}, 6)])
+def test_a_resumed_growth_may_have_more_epochs_or_another_rate(
+    tmp_path: Path, changed: dict[str, Any], steps: int
+) -> None:
+    def interrupt(numbers: dict[str, Any]) -> None:
+        if numbers["epoch"] == 4:  # it has grown in the third
+            signal.raise_signal(signal.SIGINT)
+
+    asked = {**STEPS, "out": tmp_path / "run"}
+    early = esper.grow(make(8), DATA, on_epoch=interrupt, **asked)  # type: ignore[arg-type]
+    grown = esper.grow(make(8), DATA, resume=True, **{**asked, **changed})
+    assert (early.record.num_steps, grown.record.num_steps) == (4, steps)
+    ((key, value),) = changed.items()
+    assert any(f"{key} is {value} since the run was resumed" in remark for remark in grown.remarks)
+    assert f"{key}: {value}" in (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(UserError, match=r"epochs is 5, and \d are over"):
+        esper.grow(make(8), DATA, resume=True, **{**asked, **changed, "epochs": 5})
 
 
 def test_a_growth_that_ends_early_returns_all_blocks() -> None:

@@ -100,7 +100,8 @@ def grow(
     out: a folder for the run, written after every epoch: settings, metrics, events, checkpoints, the grown
         network and a report page. 'esper watch' shows it while it is written.
     resume: go on with the growth in `out`, to the same bits as if it had never been stopped, given the same
-        model, data and arguments; it begins anew where nothing is there yet.
+        model, data and arguments; more epochs and another lr are allowed, and noted. It begins anew where
+        nothing is there yet.
     baseline: whether the model is trained without growth as well, on the same order of the data for the same
         training FLOPs, and put beside the grown one in `report()` and the folder.
     force: let a learned controller act, which was trained on hosts of esper and not on models like this one;

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "growth-2"  # of the checkpoints
 MAY_CHANGE = ("device", "progress", "on_epoch", "sinks")  # settings that decide no bit
+MAY_DIFFER = ("epochs", "lr")  # arguments that a resumed growth may have anew, which is noted
 _BODIES = "environment.population."  # where a state has the weights of now, and where older ones
 _SNAPSHOTS = ("environment.governor.bodies.", "ending.best.bodies.")
 _SLASH = "\u2215"  # stands for "/" in the names of a checkpoint, where that has a meaning
@@ -73,16 +74,22 @@ class GrowFolder:
             finished=False,
             curves=(),
         )
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         if resume and (out / "config.yaml").exists():
             folder = RunFolder.read(out)
             if not folder.from_python:
                 raise UserError(
                     f"{out} holds a run of 'esper {folder.kind}', not of {CALL}; choose another folder"
                 )
-            folder.check_settings(folder.settings(), config, MAY_CHANGE)
+            before = folder.settings()
+            folder.check_settings(before, config, (*MAY_CHANGE, *MAY_DIFFER))
             folder.check_checkpoint(folder.checkpoints_path / f"{GROWN}.safetensors")
-            return cls(RunFolder.open(out), begun)
-        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+            opened = RunFolder.open(out)
+            for key in (key for key in MAY_DIFFER if before.get(key) != config.get(key)):
+                was, now = (settings.get(key, "the default") for settings in (before, config))
+                growth.remarks += (f"{key} is {now} since the run was resumed; it was begun with {was}",)
+                opened.write_config(text)
+            return cls(opened, begun)
         request = {"call": CALL, "controller": begun.controller}
         return cls(
             RunFolder.create(out, kind="grow", request=request, config=text, seed=asked["seed"]), begun
@@ -112,6 +119,11 @@ class GrowFolder:
                 f"{path} does not fit this model ({error}); give the model and data that {self.folder.path} "
                 "was begun with"
             ) from None
+        if run.epochs_done > run.environment.steps:
+            raise UserError(
+                f"epochs is {run.environment.steps}, and {run.epochs_done} are over in {self.folder.path}; "
+                "give at least as many"
+            )
         run.seconds = list(saved.record.get("epochs", ()))
         if name == GROWN:
             self._seconds = float(saved.record["seconds"])
