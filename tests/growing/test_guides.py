@@ -101,7 +101,7 @@ def test_every_block_is_run() -> None:
 
 
 def test_the_guide_to_adapters(capsys: pytest.CaptureFixture[str]) -> None:
-    mean, half = grow_adapters.main(epochs=2, seeds=2, windows=(32, 16, 16))
+    mean, half = grow_adapters.main(epochs=1, seeds=2, windows=(32, 16, 16))
     assert f"{100 * mean:+.2f} ± {100 * half:.2f} points of test accuracy" in capsys.readouterr().out
 
 
