@@ -34,12 +34,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.population.config import PopulationConfig
 from esper.population.optimizer import rate_share
+from esper.simic.config import EpisodeConfig, GovernorConfig
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.simic.rollout import evaluate_test, play
+from esper.tamiyo.scripted import Static
 from esper.tasks import load_task
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
 from studies import command_line, gpt
-from studies.equal_compute import Arm, Setting, run_arm, try_rates
 
 VALIDATION = 10  # every so many training images of a folder are for validation
+HOST_SEED = 11  # a host's weights and batches follow from this and the id of its member
+CHOOSING = 1000  # the member that chooses the learning rate, and the seed of the plain loop that does
 
 
 # ---- textbook networks -----------------------------------------------------------------------------------
@@ -363,21 +368,42 @@ def recipe(family: Family, device: str) -> PopulationConfig:
     )  # fmt: skip
 
 
+def make_hosts(
+    family: Family, task: Task, device: str, members: Sequence[int], rates: Sequence[float]
+) -> GrowthEnvironment:
+    """Make a host that never grows for each member id, with `family.flops` to train for at its rate."""
+    return GrowthEnvironment(
+        EnvironmentSpec(
+            task=replace(task, host=HostSpec(family.host, family.options)),
+            members=torch.tensor(members),
+            gamma=1.0,
+            seed=HOST_SEED,
+            device=device,
+            episode=EpisodeConfig(clock="compute", flops=family.flops),
+            governor=GovernorConfig(enabled=False),
+            population=recipe(family, device),
+            rate_scale=tuple(rates),
+        )
+    )
+
+
 def train_hosts(family: Family, task: Task, seeds: int, device: str) -> Side:
     """Choose a rate, then train one host for each seed, all at once."""
-    arm = Arm(family.host, family.options)
-    setting = Setting(task, family.host, family.flops, recipe(family, device), device)
-    tried = try_rates(arm, setting, family.rates)
-    rate = min(tried, key=lambda scale: tried[scale])
-    result = run_arm(arm, setting, seeds, rate)
+    count = len(family.rates)
+    choosing = make_hosts(family, task, device, [CHOOSING] * count, family.rates)
+    losses = np.nan_to_num(play(choosing, Static(), 0).loss[-1], nan=np.inf)
+    rate = family.rates[int(losses.argmin())]
+    began = time.perf_counter()
+    hosts = make_hosts(family, task, device, range(seeds), [rate] * seeds)
+    record, test = play(hosts, Static(), 0), evaluate_test(hosts)
     return Side(
         f"host {family.host}",
-        int(result.parameters[0]),
+        int(record.parameters[-1][0]),
         rate,
-        {f"{scale:g}": loss for scale, loss in tried.items()},
-        result.test_loss,
-        result.test_accuracy,
-        result.seconds,
+        {f"{tried:g}": loss for tried, loss in zip(family.rates, losses.tolist(), strict=True)},
+        test.loss.tolist(),
+        test.accuracy.tolist(),
+        time.perf_counter() - began,
     )
 
 
@@ -387,7 +413,7 @@ def train_textbook(family: Family, task: Task, seeds: int, device: str) -> Side:
     validation = task.validation.subset(torch.arange(min(1000, len(task.validation))))
     tried = {}
     for rate in family.rates:
-        loop.run(rate, 1000)
+        loop.run(rate, CHOOSING)
         tried[f"{rate:g}"] = loop.measure(validation)[0]
     rate = family.rates[int(np.nan_to_num(list(tried.values()), nan=np.inf).argmin())]
     test, scores, seconds = task.test(), [], []

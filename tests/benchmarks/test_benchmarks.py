@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import progressive
+from benchmarks import progressive, textbook
 from benchmarks.common import line_of, read_results
 from benchmarks.hot_paths import features_by_slot, main, masks_preallocated
 from benchmarks.population import Result
 from benchmarks.when_to_grow import MODELS, Measured, table
 from esper.lifecycle.slot_states import SlotConfig
+from esper.simic.rollout import play
+from esper.tamiyo.scripted import Static
+from esper.tasks import load_task
 from tests.scenes import random_observation
 from tests.tamiyo.features_by_element import features_one_by_one, to_reports
 from tests.tamiyo.masks_by_member import masks_one_by_one, to_mask_states
@@ -58,6 +62,22 @@ def test_a_grown_loop_is_measured_beside_a_plain_one(capsys: pytest.CaptureFixtu
     assert (row["model"], row["compiled"]) == ("resnet", False)
     assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
     assert row["grown_mb"] == row["plain_mb"] > 0
+
+
+def test_hosts_and_textbook_networks_train_for_the_same_flops() -> None:
+    family = replace(textbook.FAMILIES["mlp"], flops=2e7, rates=(1e-4, 1e-2), batch=16)
+    task = load_task("letter")
+    hosts = textbook.make_hosts(family, task, "cpu", [0, 1], [1e-2] * 2)
+    np.testing.assert_allclose(play(hosts, Static(), 0).spent[-1], 2e7)
+    loop = textbook.PlainLoop(family, task, "cpu")
+    step = 3 * family.batch * textbook.forward_flops(loop.model, task.train.inputs[:1])
+    assert loop.steps * step == pytest.approx(2e7, abs=step)
+    for train in textbook.SIDES.values():
+        side = train(family, task, 2, "cpu")
+        assert side.rate == 1e-2  # the other one hardly moves
+        assert side.tried["0.01"] < side.tried["0.0001"]
+        assert len(side.loss) == len(side.accuracy) == 2
+        assert np.less(side.loss, 3.2).all()  # ln 26 is 3.26
 
 
 def test_controllers_are_judged_by_their_distance_to_the_model_without_growth() -> None:
