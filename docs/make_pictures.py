@@ -20,7 +20,6 @@ from PIL.PngImagePlugin import PngInfo
 from benchmarks import population
 from benchmarks.common import read_results
 from docs import watch_picture
-from studies import resnet
 from studies.growth.report import PICTURES as STUDY_PICTURES
 from studies.growth.report import Study
 
@@ -65,7 +64,6 @@ PICTURES: dict[str, Drawing] = {
     **{name: Drawing(watch_picture.draw, bytes_of(watch_picture.sources())) for name in watch_picture.SHOWN},
     "population.png": from_lines(population, MEASURED / "h200-population.jsonl"),
     **{name: of_study(draw) for name, draw in STUDY_PICTURES.items()},
-    "study_resnet.png": Drawing(resnet.draw, bytes_of(STUDIED.glob("resnet-*T.jsonl"))),
 }
 
 

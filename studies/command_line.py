@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
-from contextlib import ExitStack, redirect_stdout
 
 from esper.utils.devices import own_device
 from esper.utils.errors import UserError
-from esper.utils.gather import Gather, processes
 from esper.utils.launch import Launch
 
 
@@ -25,18 +22,6 @@ def run(main: Callable[[], None]) -> None:
         if Launch.of().size == 1:
             raise
         sys.exit(f"{Launch.of()}: {type(error).__name__}: {' '.join(str(error).split())}")
-
-
-def run_shared(main: Callable[[Gather], None]) -> None:
-    """Run a program that several processes of torchrun do together; what the others print is not shown."""
-
-    def together() -> None:
-        with processes(Launch.of()) as gather, ExitStack() as quiet:
-            if gather.rank:
-                quiet.enter_context(redirect_stdout(quiet.enter_context(open(os.devnull, "w"))))
-            main(gather)
-
-    run(together)
 
 
 def positive(text: str) -> int:

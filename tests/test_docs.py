@@ -90,9 +90,9 @@ def test_a_blueprint_of_ones_own_takes_the_place_of_another(monkeypatch: pytest.
     )
 
 
-def test_the_schedule_of_the_page_is_one() -> None:
+def test_the_schedule_of_the_rules_is_one() -> None:
     names: dict[str, Any] = {}
-    exec(compile(snippets_of("equal_compute.md")[0], "equal_compute.md", "exec"), names)
+    exec(compile(snippets_of("rules.md")[0], "rules.md", "exec"), names)
     assert [event.at for event in names["recipe"].events] == [0.05, 0.30]
 
 

@@ -1,10 +1,8 @@
-"""The smaller parts of the studies: tasks that are made, selection, images, arms at equal compute."""
+"""The smaller parts of the study of growth: tasks that are made, variants of tasks, selection."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.tasks import Task, load_task
-from esper.utils.gather import Gather
-from studies import resnet
-from studies.equal_compute import comparison
 from studies.growth.families import FAMILIES, Family, make_task
 from studies.growth.selection import GROUP, heirs, take_over
 from studies.growth.variants import class_subset, permuted_inputs, permuted_labels
@@ -81,15 +76,3 @@ def test_a_variant_is_pure_keeps_its_shape_and_reads_no_test_data(name: str) -> 
     assert len(one.validation) == len(task.validation)
     assert task.held_out.reads == one.held_out.reads == 0
     assert one.test().inputs.shape == task.test().inputs.shape
-
-
-def test_growth_ends_as_deep_as_the_deepest_fixed_network(tmp_path: Path) -> None:
-    size = replace(resnet.QUICK, budgets=(4e7,), members=1, images=(80, 40, 20), per_step=1)
-    resnet.study(size, [0], "cpu", tmp_path, Gather())
-    found = resnet.results_in(tmp_path, size)
-    (results,) = found.values()
-    assert results[-1].parameters == results[-2].parameters
-    assert [result.spent for result in results] == [[4e7]] * 4
-    output = comparison(found, "test_accuracy").splitlines()
-    assert len(output) == 2 + len(results) + 2
-    assert output[-1].startswith("| grown minus fixed, 4 blocks a stage | ")
