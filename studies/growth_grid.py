@@ -256,6 +256,7 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
             grower.step()
         if (step + 1) % every == 0 or step + 1 == total:
             curve.append((spent, time.perf_counter() - began, *measure(model, validation, device)))
+    assert grower is None or grower.whole
     tested = measure(model, task.test().to(device), device) if test else (None, None)
     return {
         **asdict(arm),

@@ -1,0 +1,48 @@
+"""Fixed and grown networks at equal compute: what arms spend, that they train, and the committed runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.tasks import load_task
+from studies import growth_grid, growth_trainer
+from studies.growth_grid import FAMILIES, finals, pilot, plan, train
+
+RESULTS = Path(growth_grid.__file__).parent / "results"
+
+
+def test_arms_train_for_equal_flops_or_equal_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = replace(FAMILIES["resmlp"], depth=4, width=8, batch=16, validation=200)
+    monkeypatch.setitem(FAMILIES, "tiny", tiny)
+    arms, task = finals(["tiny"], [4e6], 0.3, [0.02] * 3)[:4], load_task("letter")
+    grown, whole, half, equal_steps = results = [train(arm, task, "cpu") for arm in arms]
+    for result in (grown, whole, half):
+        assert result["flops"] == pytest.approx(4e6, rel=0.03)
+    assert sum(equal_steps["steps"]) == pytest.approx(sum(whole["steps"]), abs=1)
+    assert equal_steps["flops"] < 0.9 * whole["flops"]
+    assert grown["parameters"] == equal_steps["parameters"] == whole["parameters"] > half["parameters"]
+    for result in results:
+        assert result["curve"][-1][0] == result["flops"]
+        assert result["validation"] < result["curve"][0][2]
+
+
+def test_every_arm_of_the_pilot_spends_the_budget() -> None:
+    for arm in pilot(["resmlp"], [1e10]):
+        assert np.dot(*plan(arm)) == pytest.approx(1e10, rel=0.03), arm.name
+
+
+def test_committed_runs_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    paths = sorted(RESULTS.glob("growth_grid-*.jsonl"))
+    growth_grid.main(["--read", *map(str, paths)])
+    lines = capsys.readouterr().out.splitlines()
+    validated, tested = lines[: lines.index("")], lines[lines.index("") :]
+    runs = [int(line.rsplit("n=", 1)[1]) for line in validated[1:]]
+    assert sum(runs) == sum(len(path.read_text().splitlines()) for path in paths)
+    assert any(" at 0.3 " in line for line in tested)
+
+    growth_trainer.main(["--read", str(RESULTS / "growth_trainer-h200.jsonl")])
+    assert "plain 8x192" in capsys.readouterr().out
