@@ -20,6 +20,7 @@ from PIL.PngImagePlugin import PngInfo
 from benchmarks import population
 from benchmarks.common import read_results
 from docs import watch_picture
+from studies import growth_law
 from studies.growth.report import PICTURES as STUDY_PICTURES
 from studies.growth.report import Study
 
@@ -64,6 +65,7 @@ PICTURES: dict[str, Drawing] = {
     **{name: Drawing(watch_picture.draw, bytes_of(watch_picture.sources())) for name in watch_picture.SHOWN},
     "population.png": from_lines(population, MEASURED / "h200-population.jsonl"),
     **{name: of_study(draw) for name, draw in STUDY_PICTURES.items()},
+    "growth_law.png": Drawing(growth_law.draw, bytes_of(growth_law.FILES)),
 }
 
 

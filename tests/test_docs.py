@@ -96,6 +96,14 @@ def test_the_schedule_of_the_rules_is_one() -> None:
     assert [event.at for event in names["recipe"].events] == [0.05, 0.30]
 
 
+def test_pictures_show_the_files_of_today() -> None:
+    """If this fails: python -m docs.make_pictures"""
+    from docs.make_pictures import DOCS, PICTURES, recorded_digest  # imports matplotlib and optuna
+
+    drawn = {name: recorded_digest(DOCS / name) for name in PICTURES}
+    assert drawn == {name: drawing.digest() for name, drawing in PICTURES.items()}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_modules_and_files_that_a_page_names_are_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
