@@ -36,6 +36,7 @@ class Family:
     classes: int
     kinds: tuple[str, ...]
     topology: str
+    sizes: tuple[int, int, int] = SIZES  # samples to train on, to validate, to test
 
 
 # ---- signals and images: templates, shifted, scaled and drowned in noise -------------------------------
@@ -53,7 +54,7 @@ def _smooth(noise: Floats, width: int, axes: tuple[int, ...]) -> Floats:
 
 def patterns(rng: np.random.Generator, family: Family) -> Samples:
     """One or two random smooth templates per class: each shifted, scaled and drowned in correlated noise."""
-    count, space = sum(SIZES), family.shape[1:]
+    count, space = sum(family.sizes), family.shape[1:]
     axes = tuple(range(1, 1 + len(space)))
     templates_per_class = int(rng.integers(1, 3))
     templates = _smooth(rng.standard_normal((family.classes * templates_per_class, *space)), 1, axes)
@@ -89,7 +90,7 @@ def _likeliest(logits: Floats) -> Ints:
 
 def waves(rng: np.random.Generator, family: Family) -> Samples:
     """Classes that fold over and over along two or three hidden directions: depth helps."""
-    points = rng.standard_normal((sum(SIZES), family.shape[0]))
+    points = rng.standard_normal((sum(family.sizes), family.shape[0]))
     directions = rng.standard_normal((family.shape[0], int(rng.integers(2, 4)))) / np.sqrt(family.shape[0])
     hidden = points @ directions
     mixing = rng.uniform(1.5, 3.0) * rng.standard_normal((hidden.shape[1], 12))
@@ -99,7 +100,7 @@ def waves(rng: np.random.Generator, family: Family) -> Samples:
 
 def clusters(rng: np.random.Generator, family: Family) -> Samples:
     """Several clouds of points per class."""
-    count, clouds = sum(SIZES), int(rng.integers(2, 6))
+    count, clouds = sum(family.sizes), int(rng.integers(2, 6))
     centres = rng.standard_normal((family.classes * clouds, family.shape[0]))
     targets = rng.integers(0, family.classes, count)
     spread = rng.uniform(0.4, 0.8) * rng.standard_normal((count, family.shape[0]))
@@ -109,7 +110,7 @@ def clusters(rng: np.random.Generator, family: Family) -> Samples:
 
 def teacher(rng: np.random.Generator, family: Family) -> Samples:
     """Points labelled by a random network of two hidden layers: hosts of any depth imitate it alike."""
-    points = rng.standard_normal((sum(SIZES), family.shape[0]))
+    points = rng.standard_normal((sum(family.sizes), family.shape[0]))
     hidden, width = points, int(rng.integers(6, 20))
     for _ in range(2):
         weights = rng.standard_normal((hidden.shape[1], width)) * 2.0 / np.sqrt(hidden.shape[1])
@@ -122,7 +123,7 @@ def teacher(rng: np.random.Generator, family: Family) -> Samples:
 
 def grammar(rng: np.random.Generator, family: Family) -> Samples:
     """Sequences whose next token follows, mostly, from the last token and one further back."""
-    count, (time,), vocabulary = sum(SIZES), family.shape, family.classes
+    count, (time,), vocabulary = sum(family.sizes), family.shape, family.classes
     lag = int(rng.integers(1, 6))  # 1: the last token tells everything that can be told
     follows = rng.integers(0, vocabulary, (vocabulary, vocabulary))
     tokens = rng.integers(0, vocabulary, (count, time + 1))
@@ -184,7 +185,7 @@ def make_task(family: Family, seed: int) -> Task:
     inputs, targets = KINDS[kind](rng, family)
     x = torch.from_numpy(inputs) if inputs.dtype == np.int64 else torch.tensor(inputs, dtype=torch.float32)
     y = torch.from_numpy(targets)
-    bounds = np.cumsum((0, *SIZES)).tolist()
+    bounds = np.cumsum((0, *family.sizes)).tolist()
     train, validation, test = (Split(x[a:b], y[a:b]) for a, b in pairwise(bounds))
     task = Task(
         name=f"{family.name} {seed} ({kind})",
