@@ -25,7 +25,7 @@ from studies.growth.environments import tidy
 from studies.growth.families import FAMILIES
 from studies.headroom.analysis import report
 from studies.headroom.cells import QUICK, Scale, draw_group
-from studies.headroom.runs import QUICK_ARMS, Arms, run_group
+from studies.headroom.runs import QUICK_ARMS, TWINS, Arms, run_group
 
 QUICK_GROUPS = 4
 
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--families", nargs="+", choices=names, default=names)
     parser.add_argument("--groups", type=command_line.positive, default=64, help="populations of cells")
     parser.add_argument("--cells", type=command_line.positive, default=Scale.cells, help="of a group")
+    parser.add_argument("--twins", type=int, choices=range(2, 9), default=TWINS, help="networks of each arm")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no group after these")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_GROUPS} small groups of tables")
     parser.add_argument("--read", type=Path, nargs="+", help="files to report on")
@@ -59,9 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             Path(f"{given.out}.{index}.taken").open("x").close()
         except FileExistsError:
             continue
-        records = run_group(draw_group(index, scale), given.device, QUICK_ARMS if given.quick else Arms())
-        with given.out.open("a") as file:
-            file.write("".join(json.dumps(record) + "\n" for record in records))
+        arms = QUICK_ARMS if given.quick else Arms()
+        records = run_group(draw_group(index, scale), given.device, arms, given.twins)
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        with given.out.open("ab", buffering=0) as file:  # one write, so that processes do not mix their lines
+            file.write(lines.encode())
         first = records[0]
         print(
             f"group {index}: {first['family']} size {first['size']} budget ×{first['budget']:.3g} "

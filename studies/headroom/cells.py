@@ -7,7 +7,7 @@ the host and the budget, so that all their networks train as one population; eac
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ SAMPLES = (300, 60_000)  # to train on
 NOISE = 0.4  # at most this share of the labels is drawn anew
 VALIDATION, TEST = 512, 2048  # samples; the test split has two halves
 BATCH = 64
-EPOCHS = 48  # measurements in a run, or one for each update where there are fewer
+EPOCHS = 48  # measurements in a run, at least; one for each update where there are fewer updates
 LEAST_UPDATES = 40  # a budget that pays for fewer is drawn again
 TASK_SEEDS = 1_000_000  # from here on: tasks that no controller is trained on
 
@@ -71,7 +71,7 @@ class Group:
 
     @property
     def family(self) -> Family:
-        return next(family for family in FAMILIES if family.name == self.cells[0].family)
+        return family_named(self.cells[0].family)
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
@@ -90,22 +90,25 @@ class Group:
         }
 
 
+def family_named(name: str) -> Family:
+    """Return a family of made tasks."""
+    return next(family for family in FAMILIES if family.name == name)
+
+
 def draw_group(index: int, scale: Scale | None = None, seed: int = 0) -> Group:
     """Draw a group; families take turns, the rest is random by (seed, index)."""
     scale = scale or Scale()
     rng = np.random.default_rng([seed, index])
     name = scale.families[index % len(scale.families)]
-    family = next(family for family in FAMILIES if family.name == name)
-    smallest = make_task(replace(family, sizes=(64, 64, 64)), 0)
-    unit, _ = unit_of(with_size(smallest, 0))
+    unit, _ = _costs(name, 0)
     while True:
         size, budget = int(rng.integers(scale.sizes)), _log_uniform(rng, *scale.budgets)
-        _, forward = unit_of(with_size(smallest, size))
+        _, forward = _costs(name, size)
         updates = round(budget * unit / (3.0 * BATCH * forward))  # forward and backward are three passes
         if updates >= LEAST_UPDATES:
             break
-    epochs = min(updates, scale.epochs)
-    batches = max(1, round(updates / epochs))
+    batches = max(1, updates // scale.epochs)
+    epochs = round(updates / batches)
     cells = tuple(
         Cell(
             family=name,
@@ -120,6 +123,13 @@ def draw_group(index: int, scale: Scale | None = None, seed: int = 0) -> Group:
         for k in range(scale.cells)
     )
     return Group(index, cells, epochs, batches, scale.test)
+
+
+@cache
+def _costs(name: str, size: int) -> tuple[float, float]:
+    """The unit of budget if this were the smallest host, and the forward FLOPs of a sample."""
+    family = family_named(name)
+    return unit_of(with_size(make_task(replace(family, sizes=(64, 64, 64)), 0), size))
 
 
 def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
