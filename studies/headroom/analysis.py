@@ -47,7 +47,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "forest": lambda: ExtraTreesRegressor(150, min_samples_leaf=4, random_state=0),
     "boosting": lambda: MultiOutputRegressor(
         GradientBoostingRegressor(
-            n_estimators=40, max_depth=3, learning_rate=0.1, subsample=0.7, random_state=0
+            n_estimators=40, learning_rate=0.1, subsample=0.7, max_features=0.3, random_state=0
         )
     ),
 }
@@ -304,5 +304,5 @@ def report(records: Sequence[Mapping[str, Any]], seed: int = 0) -> str:
     lines += [f"{name}: {', '.join(form)}" for name, form in values.forms.items()]
     h1, h2, h3 = (float(found[name].mean()) for name in ("H1", "H2", "H3"))
     lowest = {name: interval(each, table.groups, seed)[1] for name, each in found.items()}
-    share = f" H2 recovers {h2 / h1:.0%} of H1." if h1 > 0 else ""
+    share = f" H2 recovers {h2 / h1:.0%} of H1." if min(h1, h2) > 0 else ""
     return "\n".join([*lines, "", verdict(h1, h3, lowest["H1"], lowest["H3"]) + share])
