@@ -135,6 +135,9 @@ FAMILIES = {
     "gpt": Family(
         make_gpt, lambda _: gpt.make_task(gpt.FULL), adamw, 256, 8, 3e-3, 0.1, 128, validation=2048
     ),
+    "gpt-21m": Family(  # 21 million parameters
+        make_gpt, lambda _: gpt.make_task(gpt.FULL), adamw, 384, 12, 2e-3, 0.1, 128, validation=2048
+    ),
     "resnet": Family(
         lambda width, depth: resnet(3, 10, width, 3, depth), load_images, sgd, 16, 6, 0.2, 5e-4, 256, True
     ),
@@ -347,7 +350,7 @@ def table(paths: Sequence[Path]) -> str:
         )
     lines += ["", "test scores of the finals, seconds, and the grown network minus each, paired by seed"]
     for (family, budget), arms in tested.items():
-        score = "test" if family == "gpt" else "test_accuracy"
+        score = "test" if FAMILIES[family].text else "test_accuracy"
         grown = next((arm for arm in arms if "→" in arm and "equal" not in arm), None)
         for name, by_seed in arms.items():
             scores = [run[score] for run in by_seed.values()]

@@ -24,7 +24,7 @@ from studies import command_line, gpt, growth_grid
 
 RESULTS = Path(__file__).parent / "results"
 FILES = [RESULTS / f"growth_grid-{name}.jsonl" for name in ("h200", "images-h200", "letter")]
-TEXT = ("gpt",)  # families whose targets are tokens
+TEXT = "gpt"  # how the names of families begin whose targets are tokens
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def targets_per_parameter(family: str, width: int, budget: float) -> float:
     arm = growth_grid.Arm(family, budget, growth_grid.FAMILIES[family].depth, width, 0.0)
     (steps,), _ = growth_grid.plan(arm)
     parameters = count_parameters(growth_grid.FAMILIES[family].make(width, arm.depth))
-    each = gpt.FULL.context if family in TEXT else 1
+    each = gpt.FULL.context if growth_grid.FAMILIES[family].text else 1
     return steps * growth_grid.FAMILIES[family].batch * each / parameters
 
 
