@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 import esper
 from benchmarks.textbook import GPT
 from esper.cli import app
-from esper.growing.estimate import SAMPLES, TOKENS
+from esper.growing.criterion import count_tokens
+from esper.growing.estimate import SAMPLES, TOKENS, count_parameters
 from esper.utils.errors import UserError
 from studies import growth_law
 from tests.growing.test_progressive import make
@@ -98,3 +100,47 @@ def test_the_command_reads_a_file_of_the_user(tmp_path: Path, monkeypatch: pytes
     for wrong, words in {"three": "returned a int", "four": "has no attribute 'four'"}.items():
         with pytest.raises(UserError, match=words):
             run(app, ["estimate", f"estimated_model:{wrong}", "--tokens", "1"], catch_exceptions=False)
+
+
+IDS = torch.arange(6).reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "targets", "tokens"),
+    [
+        ((IDS, IDS), IDS, 6),
+        ((IDS, IDS), IDS.masked_fill(IDS > 3, -100), 4),
+        ({"input_ids": IDS, "labels": IDS}, None, 6),
+        ({"input_ids": IDS, "labels": IDS[:, 0]}, None, 0),
+        ({"input_ids": IDS}, None, 6),
+        (IDS, None, 6),
+        ((IDS, IDS[:, 0]), IDS[:, 0], 0),
+        ((IDS, IDS[:, :, None]), IDS[:, :, None], 0),
+        ((IDS.float(), IDS.float()), IDS.float(), 0),
+        ((IDS, IDS[:, 0]), None, 0),
+    ],
+)
+def test_tokens_are_rows_of_whole_numbers(batch: Any, targets: torch.Tensor | None, tokens: int) -> None:
+    assert count_tokens(batch, targets) == tokens
+
+
+def test_grow_follows_the_law_of_tokens() -> None:
+    """At 20 tokens a parameter a GPT is grown into, at the time that the law says."""
+    torch.manual_seed(0)
+    model, text = GPT(8, 64, 8, 4, 2), torch.randint(8, (1024, 65))
+    parameters = count_parameters(model)
+    rows = 8 * round(20 * parameters / 64 / 8)
+    data = text[torch.arange(rows) % 1024]
+    grown = esper.grow(
+        model,
+        (data[:, :-1], data[:, 1:]),
+        (text[:64, :-1], text[:64, 1:]),
+        epochs=1,
+        batch_size=8,
+        progress=False,
+    )
+    share = TOKENS.grow_at(20)
+    assert (
+        f"2 of 4 blocks train for the first {round(share * rows / 8):,} of {rows // 8:,} steps"
+        in grown.remarks[0]
+    )

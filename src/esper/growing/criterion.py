@@ -331,6 +331,21 @@ def count_targets(targets: Tensor) -> Tensor:
     return (targets != IGNORED).sum()
 
 
+def count_tokens(batch: Any, targets: Tensor | None) -> int:
+    """Count the tokens that a batch asks a model to predict; 0 where its targets are none.
+
+    targets: of the batch where they are known; else its labels, the token ids of a dictionary, or the tensor
+    that it is. A row of whole numbers for each sample is tokens; a map, as of an image's pixels, is not.
+    """
+    if targets is None and isinstance(batch, Mapping):
+        targets = next((batch[key] for key in (*TARGETS, "input_ids") if key in batch), None)
+    elif targets is None:
+        targets = batch
+    if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.is_floating_point():
+        return 0
+    return int(count_targets(targets))
+
+
 def _count_classes(outputs: Tensor, targets: Tensor, kind: TargetKind) -> int:
     """Return the number of classes; 1 for numbers, and where no target counts."""
     if kind is TargetKind.ONE_HOT:

@@ -22,7 +22,7 @@ from esper.growing.criterion import (
     Evaluation,
     MetricSum,
     UserStep,
-    count_targets,
+    count_tokens,
 )
 from esper.growing.data import first_batch, no_more_batches, to_device
 from esper.growing.estimate import SAMPLES, TOKENS, Estimate, estimate_targets
@@ -200,13 +200,11 @@ class LivePopulation:
         batch = to_device(first_batch("val", self.val_loader), self.model_device)
         with in_eval_mode(self.model), torch.no_grad(), self._autocast():
             result = self.criterion(self.model, batch)
-        targets, count = result.targets, result.samples
-        samples = epochs * self.batches * (getattr(self.train_loader, "batch_size", None) or count)
+        samples = epochs * self.batches * (getattr(self.train_loader, "batch_size", None) or result.samples)
         flops = TRAINING_PASSES * self.host_flops * samples
-        # A row of whole numbers for each sample is tokens; a map of them, as of an image's pixels, is not.
-        if targets is None or targets.ndim != 2 or targets.is_floating_point():
-            return estimate_targets(self.model, samples, flops, SAMPLES)
-        return estimate_targets(self.model, samples * int(count_targets(targets)) / count, flops, TOKENS)
+        if tokens := count_tokens(batch, result.targets):
+            return estimate_targets(self.model, samples * tokens / result.samples, flops, TOKENS)
+        return estimate_targets(self.model, samples, flops, SAMPLES)
 
     @property
     def whole(self) -> bool:
