@@ -86,7 +86,7 @@ ZOO: list[tuple[str, Callable[[], nn.Module], Any, str, list[str] | None]] = [
 
 
 EXPORTED = {"vit", "unet", "lstm", "resnet", "gpt2"}  # between them these have every kind of grown part
-LONG = {"bert"}  # blocks and what grows in them are as in gpt2 and vit
+LONG = {"bert", "mobilenet", "two inputs, dict output"}  # what grows in them grows in others too
 CASES = [
     pytest.param(*row[1:], row[0] in EXPORTED, id=row[0], marks=[pytest.mark.long] if row[0] in LONG else [])
     for row in ZOO

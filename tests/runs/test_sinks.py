@@ -43,6 +43,7 @@ def write_and_go_back(folder: RunFolder, name: str) -> None:
         time.sleep(1.1 if name == "wandb" else 0)  # the library names a folder by the second
 
 
+@pytest.mark.long
 def test_weights_and_biases_has_one_run_and_no_step_twice_after_a_run_went_back(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

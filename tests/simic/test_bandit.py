@@ -40,7 +40,7 @@ class Bandit:
         return good.sum(1) / NUM_HEADS
 
 
-@pytest.mark.parametrize("every_head_counts", [False, True])
+@pytest.mark.parametrize("every_head_counts", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_bandit_with_eight_heads_is_learned_in_every_head_that_counts(every_head_counts: bool) -> None:
     """Those that the best op reads, or all of them where every head is paid for at every pull."""
     updates = 40

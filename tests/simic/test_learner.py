@@ -117,6 +117,7 @@ def test_deciding_and_teaching_read_nothing_back(trainer: Trainer) -> None:
     assert deciding.found + teaching.found == []
 
 
+@pytest.mark.long
 def test_while_it_imitates_a_teacher_acts_and_the_policy_comes_to_do_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -49,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_every_arm_is_played_at_every_budget_for_equal_compute(folder: Path) -> None:
     samples = [sample for path in folder.glob("*.jsonl.gz") for sample in read(path)]
     arms = {sample.arm for sample in samples}
@@ -65,6 +66,7 @@ def test_every_arm_is_played_at_every_budget_for_equal_compute(folder: Path) -> 
     assert costs[-1] > 14
 
 
+@pytest.mark.long
 def test_the_tables_are_made_from_what_was_written(folder: Path) -> None:
     study = report.Study.of(folder)
     regret = study.regrets("spirals", 4.0, report.TAMIYO)
