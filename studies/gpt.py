@@ -1,4 +1,4 @@
-"""Text for the GPTs of studies and benchmarks: bytes of the sources of the standard library and of torch."""
+"""Text for the GPTs of studies and benchmarks: bytes of the sources of Python, torch and other packages."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
 
 SUFFIXES = (".py", ".pyi", ".h")
+EXCLUDED = {"site-packages", "torch"}  # folders of a root that are roots of their own
 HELD_OUT = 20  # one file in this many is for validation, and one for the test
 
 
@@ -25,17 +26,22 @@ class Size:
 
 
 FULL = Size(256, 60)
+LARGE = Size(256, 400)  # needs more than the standard library and torch
 QUICK = Size(16, 1)
 
 
 def sources(megabytes: int) -> dict[str, np.ndarray]:
-    """Read source files as bytes; a hash of its name puts each whole file into one of three splits."""
-    roots = [Path(sysconfig.get_paths()["stdlib"]), Path(torch.__file__).parent]
+    """Read source files as bytes; a hash of its name puts each whole file into one of three splits.
+
+    The standard library comes first, then torch, then all other installed packages.
+    """
+    paths = sysconfig.get_paths()
+    roots = [Path(paths["stdlib"]), Path(torch.__file__).parent, Path(paths["purelib"])]
     found: dict[str, list[bytes]] = {"train": [], "validation": [], "test": []}
     total = 0
     for root in roots:
         files = (path for path in root.rglob("*") if path.suffix in SUFFIXES)
-        for path in sorted(p for p in files if "site-packages" not in p.relative_to(root).parts):
+        for path in sorted(p for p in files if p.relative_to(root).parts[0] not in EXCLUDED):
             if total >= megabytes * 1_000_000:
                 break
             name = path.relative_to(root).as_posix()

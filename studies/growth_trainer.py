@@ -41,6 +41,7 @@ from esper.tasks.task import Split, Task
 from esper.utils.errors import UserError
 from esper.utils.statistics import paired_interval
 from studies import command_line, gpt
+from studies.growth_grid import EQUAL_STEPS_AT
 
 WARMUP, DECAY = 0.02, 0.4  # of the compute
 VALIDATION = 2048  # windows
@@ -56,7 +57,7 @@ class Arm:
     width: int = 384
     batch: int = 128
     start: int = 0  # active layers at first; 0: all
-    grow_at: float = 0.3  # of the compute
+    grow_at: float = 0.3  # of the compute; with `equal_steps`, of the steps
     equal_steps: bool = False
     rate: float = 1e-3
     seed: int = 0
@@ -128,7 +129,7 @@ def plan(arm: Arm, context: int) -> tuple[list[int], list[float]]:
     steps = [round(arm.budget * share / cost) for share, cost in zip(shares, costs, strict=True)]
     if arm.equal_steps:
         total = round(arm.budget / costs[-1])
-        first = round(total * steps[0] / sum(steps))  # grows after the same share of its own compute
+        first = round(total * arm.grow_at)
         steps = [first, total - first]
     return steps, costs
 
@@ -208,7 +209,8 @@ def kinds(base: Arm) -> list[Arm]:
     """List what is compared: growth, growth for the steps of plain training, plain and half-size networks."""
     half = base.depth // 2
     grown = replace(base, start=half)
-    return [grown, replace(grown, equal_steps=True), base, replace(base, depth=half)]
+    fewer = replace(grown, grow_at=EQUAL_STEPS_AT, equal_steps=True)
+    return [grown, fewer, base, replace(base, depth=half)]
 
 
 def pilot(base: Arm, rates: Sequence[float], out: Path) -> list[Arm]:

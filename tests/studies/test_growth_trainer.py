@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
 from studies import gpt, growth_trainer
+from studies.growth_grid import EQUAL_STEPS_AT
 from studies.growth_trainer import Arm, Windows, kinds, make_model, plan, rate_shares, train
 
 pytest.importorskip("transformers")
@@ -35,7 +36,7 @@ def test_arms_spend_equal_flops_or_take_equal_steps() -> None:
         assert np.dot(steps, costs) == pytest.approx(BASE.budget, abs=sum(costs) / 2)
     assert sum(equal_steps[0]) == sum(plain[0]) < sum(grown[0])
     steps, costs = equal_steps
-    assert steps[0] * costs[0] / np.dot(steps, costs) == pytest.approx(BASE.grow_at, abs=0.03)
+    assert steps[0] / sum(steps) == pytest.approx(EQUAL_STEPS_AT, abs=0.03)
     assert np.dot(steps, costs) < np.dot(*plain)
 
 
