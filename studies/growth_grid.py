@@ -390,6 +390,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--arms", type=Path, help="a file with the fields of an arm in each line, as JSON")
     parser.add_argument("--test", action="store_true", help="with --arms: read the test split at the end")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no arm after these")
     parser.add_argument("--read", type=Path, nargs="+")
     given = parser.parse_args(arguments)
     if given.read:
@@ -407,7 +408,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         arms = pilot(given.families, given.budgets)
     tasks: dict[str, Task] = {}
+    began = time.perf_counter()
     for arm in arms:
+        if time.perf_counter() - began > 60 * given.minutes:
+            break
         key = f"{arm.family}-{arm.budget:g}-{arm.name}-{arm.rate:g}-{arm.seed}".replace(" ", "_")
         try:  # several processes share the list: who makes the file first trains the arm
             Path(f"{given.out}.{key}.taken").open("x").close()

@@ -294,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--test", action="store_true", help="read the test split at the end of each run")
     parser.add_argument("--compile", action="store_true", help="torch_compile of the Trainer")
     parser.add_argument("--quick", action="store_true", help="a tiny model that shows that this runs")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no arm after these")
     parser.add_argument("--read", type=Path)
     given = parser.parse_args(arguments)
     if given.read:
@@ -308,7 +309,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_float32_matmul_precision("high")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     ready = given.device == "cpu"
+    began = time.perf_counter()
     for arm in ARMS[given.arms](base, given.rates, given.out):
+        if time.perf_counter() - began > 60 * given.minutes:
+            break
         key = f"{arm.budget:g}-{arm.name}-{arm.rate:g}-{arm.seed}".replace(" ", "_")
         try:  # several processes share the list: who makes the file first trains the arm
             Path(f"{given.out}.{key}.taken").open("x").close()
