@@ -1,6 +1,6 @@
 """How much compute does growing into a model save? A law from the results of studies.growth_grid.
 
-    python -m studies.growth_law     the points, and the fit of text and of samples with one label
+    python -m studies.growth_law     the points, the fit to text, and what the other budgets foretell of each
 
 A point is one family of networks at one budget. The saving is 1 − budget / B, where B is the budget at which
 the whole network, trained plainly, reaches the loss of the grown one: on a line through its own losses at
@@ -23,7 +23,8 @@ from esper.growing.estimate import TOKENS, count_parameters
 from studies import command_line, gpt, growth_grid
 
 RESULTS = Path(__file__).parent / "results"
-FILES = [RESULTS / f"growth_grid-{name}.jsonl" for name in ("h200", "images-h200", "letter")]
+FILES = [RESULTS / f"growth_grid-{name}.jsonl" for name in ("h200", "6p-h200", "images-h200", "letter")]
+LABELS = {"half": "4 layers", "grown": "4 layers that become 8"}
 TEXT = "gpt"  # how the names of families begin whose targets are tokens
 
 
@@ -88,31 +89,35 @@ def points(paths: Sequence[Path] = FILES) -> list[Point]:
     return result
 
 
-def fit(chosen: Sequence[Point]) -> tuple[float, float, float]:
-    """Fit saved = intercept − slope · ln(targets per parameter); return both and the residual deviation."""
-    x, y = np.log([p.targets for p in chosen]), np.array([p.saved for p in chosen])
-    slope, intercept = np.polyfit(x, y, 1)
-    residuals = y - intercept - slope * x
-    return float(intercept), float(-slope), float(np.sqrt((residuals**2).sum() / max(1, len(x) - 2)))
+def fit(chosen: Sequence[Point]) -> tuple[float, float]:
+    """Fit saved = c / targets per parameter by least squares; return c and the residual deviation."""
+    per, saved = (np.array([getattr(p, name) for p in chosen]) for name in ("targets", "saved"))
+    saves = (saved / per).sum() / (1 / per**2).sum()
+    return float(saves), float(np.sqrt(((saved - saves / per) ** 2).sum() / (len(per) - 1)))
 
 
 def draw(path: Path) -> None:
-    """Draw the losses of the GPT by compute, and what growth saved by tokens for each parameter."""
+    """Draw the losses beside that of the whole GPT, and what growth saved, by tokens for each parameter."""
     import matplotlib.pyplot as plt
 
     by_budget = best_losses()["gpt", growth_grid.FAMILIES["gpt"].width]
-    budgets = sorted(by_budget)
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), layout="constrained")
-    kinds = {"whole": "8 layers", "half": "4 layers", "grown": "4 layers that become 8"}
-    for (kind, label), style in zip(kinds.items(), ("s--", "^:", "o-"), strict=True):
-        left.plot(np.array(budgets) / 1e15, [by_budget[b][kind] for b in budgets], style, label=label)
-    left.set(xscale="log", xlabel="training compute, PFLOP", ylabel="validation loss, nats a byte")
-    left.set_xticks(np.array(budgets) / 1e15, [f"{b / 1e15:g}" for b in budgets])
-    left.minorticks_off()
-    left.legend(frameon=False)
     found = [p for p in points() if p.family.startswith(TEXT)]
-    right.plot([p.targets for p in found], [100 * p.saved for p in found], "o", color="C2")
-    tokens = np.geomspace(3, 60)
+    per = [p.targets for p in found]
+    for (kind, label), style in zip(LABELS.items(), ("^:", "o-"), strict=True):
+        ahead = [by_budget[p.budget][kind] - by_budget[p.budget]["whole"] for p in found]
+        left.plot(per, ahead, style, color="C1" if kind == "half" else "C2", label=label)
+    left.axhline(0, color="0.6", linewidth=0.8)
+    left.set(xscale="log", xlabel="tokens for each parameter", ylabel="loss minus that of 8 layers, nats")
+    left.set_yscale("symlog", linthresh=0.01)
+    left.set_ylim(-0.25, 0.02)
+    left.set_yticks([-0.1, -0.01, 0.0, 0.01], ["−0.1", "−0.01", "0", "0.01"])
+    left.legend(frameon=False)
+    right.plot(per, [100 * p.saved for p in found], "o", color="C2")
+    # Where 8 and 4 layers, trained plainly, have the same loss: on a line between two budgets.
+    gaps = [by_budget[p.budget]["half"] - by_budget[p.budget]["whole"] for p in found]
+    level = np.exp(np.interp(0.0, gaps, np.log(per)))
+    tokens = np.geomspace(TOKENS.measured[0], 60)
     saved = 100 * np.array([TOKENS.saved(t) for t in tokens])
     right.plot(tokens, saved, color="C2")
     right.fill_between(
@@ -120,11 +125,13 @@ def draw(path: Path) -> None:
     )
     right.axvspan(tokens[0], TOKENS.smaller_below, color="0.92", zorder=0)
     right.text(3.2, -18, "4 layers are\nthe better choice", va="bottom")
+    right.axvline(level, color="0.6", linestyle=":", linewidth=0.8)
+    right.text(1.04 * level, 70, "8 layers beat 4\nfrom here on", va="top")
     right.axhline(0, color="0.6", linewidth=0.8)
     right.set(xscale="log", xlabel="tokens for each parameter", ylabel="FLOPs saved, %", ylim=(-20, 75))
-    right.set_xticks([4, 10, 20, 40], ["4", "10", "20", "40"])
-    right.minorticks_off()
     for axes in (left, right):
+        axes.set_xticks([4, 10, 20, 40], ["4", "10", "20", "40"])
+        axes.minorticks_off()
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=160)
     plt.close(figure)
@@ -141,16 +148,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{point.family:12} {gpt.peta(point.budget):>7}  {point.targets:7.2f} targets a parameter, saved "
             f"{100 * point.saved:+6.1f} %, loss ahead of half the depth {point.ahead_of_half:+.4f}"
         )
-    for name, chosen in (
-        ("text", [p for p in found if p.family.startswith(TEXT)]),
-        ("labels", [p for p in found if not p.family.startswith(TEXT) and np.isfinite(p.saved)]),
-    ):
-        if len(chosen) > 1:
-            intercept, slope, deviation = fit(chosen)
-            print(
-                f"{name}: saved = {intercept:.2f} − {slope:.2f} ln(targets a parameter), deviation "
-                f"{deviation:.2f}, nothing at {np.exp(intercept / slope):.3g}"
-            )
+    chosen = [p for p in found if p.family.startswith(TEXT)]
+    if len(chosen) > 1:
+        saves, deviation = fit(chosen)
+        print(f"text: saved = {saves:.2f} / tokens a parameter, deviation {deviation:.3f}")
+    for left in chosen if len(chosen) > 2 else ():
+        saves, _ = fit([p for p in chosen if p is not left])
+        foretold = 100 * saves / left.targets
+        print(f"without {gpt.peta(left.budget)}: {saves:.2f} / tokens, foretells {foretold:.1f} %")
 
 
 if __name__ == "__main__":

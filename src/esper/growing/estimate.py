@@ -21,12 +21,11 @@ Advice = Literal["grow", "take half of the depth", "do not grow"]
 
 @dataclass(frozen=True)
 class Law:
-    """The share of FLOPs that growth saves at equal loss: intercept − slope · ln(targets per parameter)."""
+    """What growth saves at equal loss: the compute of a fixed number of targets for each parameter."""
 
     targets: str  # what a model predicts, in the plural
-    intercept: float
-    slope: float
-    deviation: float  # of the measured shares from the law
+    saves: float  # targets per parameter
+    deviation: float  # of the measured shares of FLOPs from the law
     measured: tuple[float, float]  # targets per parameter, the least and the most
     sizes: tuple[float, float]  # parameters, the least and the most
     smaller_below: float  # targets per parameter: with fewer, half of the depth is level or ahead
@@ -34,25 +33,28 @@ class Law:
     first: float  # targets per parameter that half of the blocks are for, in FLOPs of the whole model
 
     def saved(self, per_parameter: float) -> float:
-        """Return the expected share of FLOPs."""
-        return self.intercept - self.slope * math.log(per_parameter)
+        """Return the expected share of FLOPs, at most that of the fewest targets that were measured."""
+        return self.saves / max(per_parameter, self.measured[0])
 
-    def grow_at(self, per_parameter: float) -> float:
-        """Return the best time to grow, as a fraction of the steps, where half of the blocks begin."""
+    def grow_at(self, per_parameter: float, equal_compute: bool = True) -> float:
+        """Return the best time to grow, as a fraction of the steps, where half of the blocks begin.
+
+        equal_compute: what growth saves is spent on more steps. Otherwise half of the blocks train for no
+        longer than growth saves for certain, so that the loss stays that of plain training.
+        """
         compute = min(0.5, self.first / per_parameter)
-        return 2 * compute / (1 + compute)  # a step costs half before the growth
+        best = 2 * compute / (1 + compute)  # a step costs half before the growth
+        return best if equal_compute else min(best, 2 * max(0.0, self.saved(per_parameter) - self.deviation))
 
 
-# A GPT of 8 layers at 1, 4 and 12 PFLOP. The best of the times that were tried is half of the compute at 3.6
-# tokens a parameter, 0.3 at 14 and 0.12 at 43: about the same amount at the larger two. The points deviate
-# from the law by 0.04, and one pair of seeds from another by 0.05 (four pairs at 4 PFLOP).
-TOKENS = Law(
-    "tokens", 0.77, 0.21, 0.05, (3.5, 43.0), (3.6e6, 6.4e6), smaller_below=10.0, most=40.0, first=4.6
-)
+# A GPT of 8 layers at 1, 4, 6 and 12 PFLOP. The points deviate from the law by 0.02. The best of the times
+# that were tried is half of the compute at 3.6 tokens a parameter, 0.3 at 14 and 0.12 at 43: about the same
+# amount at the larger two.
+TOKENS = Law("tokens", 1.88, 0.03, (3.5, 43.0), (3.6e6, 6.4e6), smaller_below=10.0, most=40.0, first=4.6)
 # Samples with one label. A ResNet on CIFAR-10 and a perceptron on `letter` gained nothing at 3.6 and 4.1
 # samples a parameter. At 0.9 and 0.2 a ResNet and a ViT gained, and half of their depth was level with the
 # grown ones; a perceptron of 137,000 parameters lost 0.1 to 0.4 points in three runs at 1.2.
-SAMPLES = Law("samples", 0.0, 0.0, 0.0, (0.2, 14.0), (3.6e4, 3.6e6), smaller_below=1.0, most=0.0, first=0.0)
+SAMPLES = Law("samples", 0.0, 0.0, (0.2, 14.0), (3.6e4, 3.6e6), smaller_below=1.0, most=0.0, first=0.0)
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,14 @@ class Estimate:
 
     @property
     def grow_at(self) -> float | None:
-        """When to grow from half of the blocks, as a fraction of the steps; None: never."""
+        """When to grow from half of the blocks, as a fraction of the steps, at equal FLOPs; None: never."""
         pays = self.blocks >= FEWEST_BLOCKS and self.per_parameter <= self.law.most
         return self.law.grow_at(self.per_parameter) if pays else None
+
+    @property
+    def grow_at_equal_steps(self) -> float | None:
+        """The same for as many steps as plain training: earlier, so that the loss is no worse."""
+        return None if self.grow_at is None else self.law.grow_at(self.per_parameter, equal_compute=False)
 
     def __str__(self) -> str:
         law, (least, most), (smallest, largest) = self.law, self.law.measured, self.law.sizes
@@ -111,11 +118,12 @@ class Estimate:
             f"plain training: {self.targets:.3g} {law.targets}, {self.flops:.3g} FLOPs",
             f"{self.advice}: {self.reason}",
         ]
-        if self.grow_at is not None:
+        equal_steps = self.grow_at_equal_steps
+        if self.grow_at is not None and equal_steps is not None:
             lines.append(
                 f"grown from half of the blocks after {100 * self.grow_at:.0f} % of the steps, it reaches "
                 f"the loss of plain training for {100 * self.saved:.0f} ± {200 * law.deviation:.0f} % fewer "
-                "FLOPs"
+                f"FLOPs; with as many steps as plain training, grow after {100 * equal_steps:.0f} %"
             )
         if not least <= self.per_parameter <= most or not smallest <= self.parameters <= largest:
             lines.append(
