@@ -911,11 +911,11 @@ def test_grow_returns_the_model_that_was_given_for_fewer_flops() -> None:
     assert [len(line.get_xdata()) for line in lines] == [7, 6, 7, 6]  # type: ignore[arg-type]
     spent = torch.tensor(grown.curves()[0].flops).diff()
     block, rest = 2 * 4 * 4, 2 * 4 * 4 + 2 * 4 * 2  # of a sample
-    # Of the 18 steps of the third epoch 13 are done ahead of the growth.
-    active = [4, 4, (13 * 4 + 5 * 8) / 18, 8, 8, 8]
+    # Of the 18 steps of the second epoch 4 are done ahead of the growth.
+    active = [4, (4 * 4 + 14 * 8) / 18, 8, 8, 8, 8]
     expected = [
         3 * 144 * (rest + trained * block) + 36 * (rest + measured * block)
-        for trained, measured in zip(active, [4, 4, 8, 8, 8, 8], strict=True)
+        for trained, measured in zip(active, [4, 8, 8, 8, 8, 8], strict=True)
     ]
     torch.testing.assert_close(spent, torch.tensor(expected), rtol=1e-6, atol=0)
 
