@@ -56,7 +56,7 @@ def test_with_as_many_steps_as_plain_training_growth_saves_no_more_than_the_law(
     ],
 )
 def test_advice_follows_from_tokens_per_parameter(tokens: float, advice: str, grow_at: float | None) -> None:
-    model = GPT(256, 16, 32, 8, 2)
+    model = GPT(256, 16, 128, 8, 2)
     parameters = sum(p.numel() for name, p in model.named_parameters() if "tokens" not in name)
     parameters -= model.positions.weight.numel()
     expected = esper.estimate(model, tokens=tokens * parameters)
@@ -68,6 +68,12 @@ def test_advice_follows_from_tokens_per_parameter(tokens: float, advice: str, gr
     assert expected.saved == (TOKENS.saved(tokens) if grow_at else 0.0)
     assert f"{advice}: training sees" in str(expected)
     assert "outside of what was measured" in str(expected)  # so few parameters were not
+
+
+def test_a_small_language_model_is_trained_plainly() -> None:
+    expected = esper.estimate(GPT(256, 16, 32, 8, 2), tokens=20 * 100_000)
+    assert (expected.advice, expected.grow_at) == ("do not grow", None)
+    assert "parameters without embeddings, and below 1,000,000 growth was ahead in some" in expected.reason
 
 
 def test_flops_are_counted_where_an_example_is_given() -> None:
@@ -142,6 +148,7 @@ def test_grow_follows_the_law_of_tokens() -> None:
         model,
         (data[:, :-1], data[:, 1:]),
         (text[:64, :-1], text[:64, 1:]),
+        controller="into",
         epochs=1,
         batch_size=8,
         progress=False,

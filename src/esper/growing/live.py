@@ -179,8 +179,8 @@ class LivePopulation:
         expected = self._estimate(epochs)
         if expected.grow_at is None and not asked:
             raise UserError(f"{expected.reason}; controller='into' grows all the same")
-        best = expected.grow_at if equal_compute else expected.grow_at_equal_steps
-        grow_at = best or GROW_AT
+        law, seen = expected.law, expected.per_parameter
+        grow_at = law.grow_at(seen, equal_compute) if 0 < seen <= law.most else GROW_AT
         grower = Progressive(self.model, self.optimizer.inner, steps, grow_at=grow_at, example=run)
         saving = f"{100 * grower.saved:.0f} % fewer training FLOPs than without growth"
         if equal_compute:
