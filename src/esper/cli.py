@@ -15,7 +15,7 @@ import typer
 from typer.main import get_command
 
 from esper import __version__
-from esper.commands import compare, demo, grow, tables, train, watch
+from esper.commands import compare, demo, export, grow, tables, train, watch
 from esper.utils.errors import LostProcessError, ReportedElsewhereError, UserError, with_place
 from esper.utils.launch import Launch
 
@@ -25,6 +25,7 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an e
     (train.train, "esper train --task digits --out runs/first"),
     (grow.grow, "esper grow --preset compute --controller schedule --members 4"),
     (compare.compare, "esper compare --preset compute --controllers static,schedule,tamiyo"),
+    (export.export, "esper export runs/grown --onnx"),
     (train.resume, "esper resume runs/first --set rounds=60"),
     (demo.demo, "esper demo --out runs/demo"),
     (watch.report, "esper report runs/first"),

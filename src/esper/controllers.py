@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from esper.builders import LEARNER, agent_schema, make_agent
+from esper.builders import LEARNER, agent_schema, import_function, make_agent
 from esper.config import HostConfig, RunConfig, saved_config
 from esper.population.hosts import HOST_PRESETS
 from esper.runs.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
@@ -23,7 +23,7 @@ from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import BY_BUDGET, Schedule
 from esper.tamiyo.scripted import Heuristic, RandomLegal, Static
 from esper.utils.devices import own_device
-from esper.utils.errors import UserError
+from esper.utils.errors import UserError, with_place
 from esper.utils.rows import strip_prefix
 from esper.utils.settings import build
 
@@ -77,6 +77,7 @@ def describe() -> list[tuple[str, str]]:
         *scripted.items(),
         ("a run folder", "the controller that the run trained, as its last checkpoint has it"),
         ("a checkpoint", "the controller in that file"),
+        ("MODULE:FUNCTION", "one of your own, which the function or class returns when it is called"),
         (
             f"{FIXED}OPTIONS",
             "compare only: a host of another size that never grows, at equal FLOPs, as in "
@@ -89,8 +90,8 @@ def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Co
     """Load a controller by its name, by the folder of the run that trained it, or from a checkpoint.
 
     'tamiyo' is the pretrained one that ships with esper. A trained controller samples its choices as it did
-    when it was trained; with ':greedy' after its name it takes the likeliest ones. Raises UserError for an
-    unknown name.
+    when it was trained; with ':greedy' after its name it takes the likeliest ones. MODULE:FUNCTION makes one
+    of the user's own. Raises UserError for an unknown name.
     """
     if name_or_path.startswith(FIXED):
         raise UserError(
@@ -99,6 +100,8 @@ def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Co
     name, _, text = name_or_path.partition(":")
     if name not in SCRIPTED:
         plain = name_or_path.removesuffix(GREEDY)
+        if text and plain == name_or_path and not Path(plain).exists():
+            return _import_controller(plain)
         return load_learned(find_checkpoint(plain), device, deterministic=plain != name_or_path)
     script = SCRIPTED[name]
     if not text:
@@ -111,6 +114,17 @@ def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Co
         raise UserError(
             f"controller is {name_or_path!r}; after the colon: {script.argument} ({error})"
         ) from None
+
+
+def _import_controller(name: str) -> Controller:
+    try:
+        made = import_function(name)()
+    except Exception as error:  # whatever the user's module raises
+        raise UserError(
+            f"controller is {name!r}, which could not be made: {with_place(error)}; give one of "
+            f"{', '.join(CONTROLLER_NAMES)}, or MODULE:FUNCTION of a function without arguments"
+        ) from error
+    return make_controller(made, torch.device("cpu"))
 
 
 def make_controller(given: str | Controller, device: torch.device) -> Controller:
