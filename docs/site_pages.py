@@ -1,7 +1,8 @@
-"""What the documentation site has beside the pages in docs/: those that live elsewhere in the repository.
+"""What the documentation site has beside the pages in docs/: those that live elsewhere, and those generated.
 
-MkDocs calls the functions below. No text is kept twice: the front page is the README, and the page of
-comparisons is put together from the places where they were measured.
+MkDocs calls the functions below. No text is kept twice: the front page is the README, the page of
+comparisons is put together from the places where they were measured, and settings and commands come from
+the code.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+
+from docs.reference import commands_page, settings_page
 
 ROOT = Path(__file__).parent.parent
 HOMES = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
@@ -35,7 +38,8 @@ def on_files(files: Any, config: Any) -> Any:
     for page, source in HOMES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
-    files.append(File.generated(config, "compares.md", content=compares()))
+    for page, write in GENERATED.items():
+        files.append(File.generated(config, page, content=write()))
     files.append(File.generated(config, "icon.svg", content=(ROOT / ICON).read_text(encoding="utf-8")))
     return files
 
@@ -49,7 +53,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         inside = target.removeprefix("../").removeprefix("docs/")
         name, _, anchor = inside.partition("#")
         name = back.get(name, name)
-        if (ROOT / "docs" / name).is_file() or name in (*HOMES, "compares.md", ""):
+        if (ROOT / "docs" / name).is_file() or name in (*HOMES, *GENERATED, ""):
             return f"[{words}]({name}{'#' + anchor if anchor else ''})"
         return words
 
@@ -62,3 +66,6 @@ def compares() -> str:
     table = next(block for block in readme.split("\n\n") if "| gromo |" in block)
     peers = (ROOT / "benchmarks/results/peers-cpu.md").read_text(encoding="utf-8")
     return COMPARES.format(table=table, peers=re.sub(r"^#+ ", "### ", peers, flags=re.MULTILINE))
+
+
+GENERATED = {"compares.md": compares, "settings.md": settings_page, "commands.md": commands_page}
