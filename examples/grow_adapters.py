@@ -1,4 +1,4 @@
-"""Grow adapters into a trained and frozen network: `python examples/grow_adapters.py`.
+"""Grow adapters into a trained and frozen network: `python -m examples.grow_adapters`.
 
 A small GPT learns the sources of Python's standard library and is frozen. Then it has to learn English prose,
 the language reference that Python ships with, by adapters alone. Grown: a low-rank seed (LORA) after each of

@@ -12,7 +12,7 @@ import esper
 from examples.gpt import make, make_loaders
 
 
-def main(epochs: int = 8, samples: int | None = None, out: str | None = None) -> esper.Grown:
+def main(epochs: int = 4, samples: int | None = None, out: str | None = None) -> esper.Grown:
     """Train grown and plainly and print the report; few epochs and samples make a quick trial."""
     # Yours: a model, or a function that makes one, and loaders of batches.
     model = make()

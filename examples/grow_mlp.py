@@ -1,4 +1,4 @@
-"""Grow a perceptron on a table of numbers: `python examples/grow_mlp.py`.
+"""Grow a perceptron on a table of numbers: `python -m examples.grow_mlp`.
 
 The task is to tell 26 letters apart by 16 measurements (KEEL's "letter"; pip install 'esper-lite[data]').
 After a tenth of the epochs both hidden layers get twice their units. Beside it the same network is trained

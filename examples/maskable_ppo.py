@@ -1,7 +1,7 @@
 """sb3-contrib's MaskablePPO, unchanged, as the controller of growing networks.
 
     pip install 'esper-lite[gym]' stable-baselines3 sb3-contrib
-    python examples/maskable_ppo.py --steps 2000
+    python -m examples.maskable_ppo --steps 2000
 
 MaskablePPO masks every head alone; an op on a slot where it is not legal fails and costs its step.
 """
@@ -81,19 +81,20 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     parser.add_argument("--members", type=int, default=16)
     parser.add_argument("--horizon", type=int, default=15, help="epochs in an episode")
     chosen = parser.parse_args(arguments)
-    made = gymnasium.make_vec(
+    members, horizon = chosen.members, chosen.horizon
+    envs = gymnasium.make_vec(
         esper.gym.ENVIRONMENT_ID,
-        num_envs=chosen.members,
+        num_envs=members,
         task="spirals",
-        steps=chosen.horizon,
+        steps=horizon,
         batches_per_epoch=2,
     )
-    envs = AsVecEnv(made)
+    adapted = AsVecEnv(envs)
     learner = MaskablePPO(
-        "MlpPolicy", envs, n_steps=2 * chosen.horizon, batch_size=240, gamma=0.995, ent_coef=0.01, seed=0
+        "MlpPolicy", adapted, n_steps=2 * horizon, batch_size=240, gamma=0.995, ent_coef=0.01, seed=0
     )
     learner.learn(chosen.steps)
-    rounds = np.array(envs.episode_returns).reshape(-1, chosen.members).mean(axis=1)
+    rounds = np.array(adapted.episode_returns).reshape(-1, members).mean(axis=1)
     for index, value in enumerate(rounds, start=1):
         print(f"round {index}: mean return {value:+.4f}")
     return [float(value) for value in rounds]
