@@ -8,12 +8,14 @@ the code.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
-from docs.reference import commands_page, settings_page
-
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # MkDocs loads this file by its path
+from docs.reference import commands_page, settings_page  # noqa: E402
+
 HOMES = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 ICON = "src/esper/watch/page/icon.svg"
 COMPARES = """# How it compares
