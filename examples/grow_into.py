@@ -9,16 +9,18 @@ from __future__ import annotations
 import torch
 
 import esper
-from examples.gpt import make, make_loaders
+from examples.gpt import CONTEXT, make, make_loaders
 
 
-def main(epochs: int = 4, samples: int | None = None, out: str | None = None) -> esper.Grown:
+def main(
+    epochs: int = 4, samples: int | None = None, batch_size: int = 64, out: str | None = None
+) -> esper.Grown:
     """Train grown and plainly and print the report; few epochs and samples make a quick trial."""
     # Yours: a model, or a function that makes one, and loaders of batches.
     model = make()
-    train, val = make_loaders(samples=samples)
+    train, val = make_loaders(batch_size, samples)
 
-    tokens = epochs * len(train) * 64 * 32
+    tokens = epochs * len(train) * batch_size * CONTEXT
     print(esper.estimate(model, tokens=tokens))
 
     grown = esper.grow(

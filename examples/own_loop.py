@@ -1,7 +1,7 @@
 """Grow into a model in a training loop of your own: `python -m examples.own_loop`.
 
-`esper.Progressive` is told of every optimizer step and activates the skipped blocks when it is time. Its state
-goes into the checkpoint beside those of the model and the optimizer.
+`esper.Progressive` is told of every optimizer step and activates the skipped blocks when it is time. Its
+state goes into the checkpoint beside those of the model and the optimizer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(epochs: int = 3, samples: int | None = None, checkpoint: Path = Path("o
         torch.save(
             {name: each.state_dict() for name, each in states.items()} | {"epoch": epoch + 1}, checkpoint
         )
-    return float(loss)
+    return loss.item()
 
 
 if __name__ == "__main__":

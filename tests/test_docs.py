@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+import shutil
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 
 from esper import cli
-from esper.lifecycle.actions import Blueprint
 from tests.tiny import sets
 
 ROOT = Path(__file__).parent.parent
@@ -33,26 +33,55 @@ def test_pointers_to_code_lead_somewhere(page: Path) -> None:
 
 LONG = ("train", "grow", "compare")  # these get the tiny settings, so that they take seconds
 SERVING = ("watch",)  # goes on until Ctrl-C: tests/watch has it
+GUIDES = ("README.md", *(f"docs/{name}.md" for name in
+          ("start", "grow_into", "loops", "grow_your_own", "controllers", "extend")))  # fmt: skip
 
 
-def readme_commands() -> list[str]:
+def commands_of(page: str) -> list[str]:
     """Each once, in the order of the page: a run is trained before it is resumed."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^    \.venv/bin/esper (.+?)(?:\s+#.*)?$", text, re.M)
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^    (?:\.venv/bin/)?esper ([a-z].*?)(?:\s+#.*)?$", text, re.M)
     asides = [c for c in re.findall(r"`esper ([a-z][^`]*)`", text) if c.split()[0] not in (*LONG, *SERVING)]
     return list(dict.fromkeys((*blocks, *asides)))
 
 
-def test_every_command_in_the_readme_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a grown network, for the commands that want one."""
+    out = tmp_path_factory.mktemp("grown") / "run"
+    assert cli.run(["grow", "--task", "spirals", "-C", "schedule:clone@0", "--out", str(out), *sets()]) == 0
+    return out
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if commands_of(page)])
+def test_every_command_of_a_guide_works(
+    page: str, grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "model.py").write_text("from torch import nn\ndef make(): return nn.Linear(2, 2)\n")
+    shutil.copytree(grown, tmp_path / "runs/mine")
     monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
-    for command in readme_commands():
+    for command in commands_of(page):
         words = shlex.split(command)
         more = sets() if words[0] in LONG else []
         few = ["--members", "2"] if words[0] in ("grow", "compare") else []
         assert cli.run([*words, *few, *more]) == 0, command
+
+
+def blocks_of(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in GUIDES if page not in ("README.md", "docs/grow_your_own.md")]
+)
+def test_the_python_of_a_guide_is_part_of_a_script_that_the_tests_run(page: str) -> None:
+    """The README and docs/grow_your_own.md are run as they are; tests/test_examples.py runs the scripts."""
+    scripts = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")]
+    without = [re.sub(r"^ +", "", script, flags=re.M) for script in scripts]
+    missing = [b for b in blocks_of(page) if not any(re.sub(r"^ +", "", b, flags=re.M) in s for s in without)]
+    assert missing == []
 
 
 def test_the_python_of_the_readme_runs() -> None:
@@ -64,35 +93,9 @@ def test_the_python_of_the_readme_runs() -> None:
     assert type(names["network"]).__module__.startswith("torch.")
 
 
-def snippets_of(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S)
-
-
-def test_a_task_of_ones_own_is_named_by_module_and_function(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "moons.py").write_text(snippets_of("extend.md")[0])
-    assert cli.run(["train", "--task", "moons:moons", "--out", "run", "--quiet", *sets()]) == 0
-
-
-def test_a_blueprint_of_ones_own_takes_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.population import blueprints
-
-    monkeypatch.setattr(blueprints, "_REGISTRY", dict(blueprints._REGISTRY))
-    names: dict[str, object] = {}
-    exec(compile(snippets_of("extend.md")[1], "extend.md", "exec"), names)
-    seed = blueprints.build_blueprint(Blueprint.CONV_LIGHT, "cnn", 4, 2)
-    assert type(seed) is names["WideConvolution"]
-    assert sum(p.numel() for p in seed.parameters()) == blueprints.parameter_count(
-        Blueprint.CONV_LIGHT, "cnn", 4, 2
-    )
-
-
 def test_the_schedule_of_the_rules_is_one() -> None:
     names: dict[str, Any] = {}
-    exec(compile(snippets_of("rules.md")[0], "rules.md", "exec"), names)
+    exec(compile(blocks_of("docs/rules.md")[0], "rules.md", "exec"), names)
     assert [event.at for event in names["recipe"].events] == [0.05, 0.30]
 
 

