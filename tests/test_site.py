@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from typer.main import get_command
 
 import esper
 from docs.site_pages import GENERATED, HOMES
@@ -63,7 +64,8 @@ def shown_names() -> set[str]:
     return found
 
 
-INTERNAL = {"esper.utils.statistics.mean_interval", "esper.tasks.text.encode", "esper.tasks.text.CONTEXT"}
+INTERNAL = {"esper.utils.statistics.mean_interval", "esper.tasks.text.encode", "esper.tasks.text.CONTEXT",
+            "esper.tasks.text.CHARACTERS"}  # fmt: skip
 
 
 def test_every_public_name_is_in_the_reference_with_its_types(pages: dict[str, str]) -> None:
@@ -97,13 +99,6 @@ def test_every_command_and_option_is_in_the_reference(pages: dict[str, str]) -> 
     for command in cli.app.registered_commands:
         section = pages["commands"].partition(f'id="esper-{command.name}"')[2].partition("<h2")[0]
         assert section, command.name
-        wanted = re.findall(r"--[a-z-]+", help_of(str(command.name)))
+        known = get_command(cli.app).commands[command.name].params  # type: ignore[attr-defined]
+        wanted = [option for parameter in known for option in parameter.opts if option.startswith("-")]
         assert [option for option in wanted if f"<code>{option}</code>" not in section] == []
-
-
-def help_of(command: str) -> str:
-    """The options that the command line itself knows, one a line."""
-    from typer.main import get_command
-
-    known = get_command(cli.app).commands[command].params  # type: ignore[attr-defined]
-    return "\n".join(option for parameter in known for option in parameter.opts)
