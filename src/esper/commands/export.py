@@ -116,8 +116,9 @@ def model_card(folder: RunFolder, program: ExportedProgram, formats: list[str]) 
     return "\n".join(
         [
             "---\ntags: [esper, growing-network]\n---",
-            f"# {network.host.partition('(')[0]}, grown by {network.controller}\n",
-            f"{origin}{trained}, grown in {network.steps} steps. {best}Scores are of one network.\n",
+            f"# {network.host.partition('(')[0]}\n",
+            f"{origin}{trained}: {network.steps} steps under the controller {network.controller}. "
+            f"{best}Scores are of one network.\n",
             "| | |\n|---|---|",
             *(f"| {name} | {value} |" for name, value in rows.items() if value != "nan"),
             "\n## What grew\n",
