@@ -82,6 +82,11 @@ def last(run: Path) -> Path:
         ),
         (["train", "--config", "nowhere.yaml"], "cannot read nowhere.yaml: no such file"),
         (["grow", "--controller", "tamyo"], "controller is 'tamyo'; did you mean 'tamiyo'?"),
+        (["grow", "--controller", "json:none"], "controller is 'json:none', which could not be made: "),
+        (
+            ["grow", "--controller", "builtins:dict"],
+            "controller is a dict without begin and decide; give one",
+        ),
         (["grow", "--controller", "static:3"], "static takes nothing after a colon"),
         (["grow", "--controller", "random:2"], "after the colon: a germination rate, as in random:0.1"),
         (["grow", "--members", "0"], "Invalid value for '--members'"),

@@ -122,7 +122,10 @@ def model_card(folder: RunFolder, program: ExportedProgram, formats: list[str]) 
             "| | |\n|---|---|",
             *(f"| {name} | {value} |" for name, value in rows.items() if value != "nan"),
             "\n## What grew\n",
-            *([f"- {line}" for line in network.changes] or ["Nothing was added to the model."]),
+            *(
+                [f"- {line}" for line in network.changes]
+                or ["Nothing was added: the model has the parts that it was given with."]
+            ),
             *(["", *(f"- {line}" for line in growth.verdicts)] if growth and growth.verdicts else []),
             "\n## Use\n",
             "| tensor | dtype | shape |\n|---|---|---|",
