@@ -1,4 +1,4 @@
-"""A controller of your own: `esper compare --controllers static,examples/own_controller.py:WidenOnPlateau`.
+"""A controller of your own: `-C examples/own_controller.py:WidenOnPlateau`.
 
 It decides for all members at once: every tensor has a row for each member, and nothing is read back from the
 device. `masks` says what is legal; the environment refuses anything else.

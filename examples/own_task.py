@@ -1,4 +1,4 @@
-"""A task of your own: `esper compare --task examples/own_task.py:moons --controllers static,heuristic`."""
+"""A task of your own: `esper train --task examples/own_task.py:moons`."""
 
 from __future__ import annotations
 
