@@ -39,9 +39,14 @@ class GPT(nn.Module):
 
 
 def make() -> nn.Module:
-    """Make the model: `esper estimate examples/gpt.py:make --tokens 2e6`."""
+    """Make the model that the examples train in minutes on a CPU."""
     torch.manual_seed(0)
     return GPT()
+
+
+def make_large() -> nn.Module:
+    """Make one of 6 million parameters: `esper estimate examples/gpt.py:make_large --tokens 9e7`."""
+    return GPT(width=256, heads=4)
 
 
 def make_loaders(batch_size: int = 64, samples: int | None = None) -> tuple[DataLoader, DataLoader]:

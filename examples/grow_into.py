@@ -27,7 +27,7 @@ def main(
         model,
         train=train,
         val=val,
-        controller="into",  # grow in any case; without it, only where the estimate above advises it
+        controller="into",  # grow in any case; without it, only where esper.estimate advises it
         epochs=epochs,
         equal_compute=True,  # spend what growth saves on more epochs
         baseline=True,  # train the whole model plainly as well, for the same training FLOPs
