@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from esper import cli
+from examples.gpt import make, make_loaders
 from tests.tiny import sets
 
 ROOT = Path(__file__).parent.parent
@@ -85,12 +86,10 @@ def test_the_python_of_a_guide_is_part_of_a_script_that_the_tests_run(page: str)
 
 
 def test_the_python_of_the_readme_runs() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    code = re.findall(r"```python\n(import .*?)```", text, re.S)[0]
-    code = code.replace("epochs=8", "epochs=2").replace("batch_size=128", "batch_size=1024")
-    names: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), names)
-    assert type(names["network"]).__module__.startswith("torch.")
+    train, val = make_loaders(samples=128)
+    names: dict[str, Any] = {"model": make(), "train": train, "val": val}
+    exec(compile(blocks_of("README.md")[0].replace("epochs=20", "epochs=1"), "README.md", "exec"), names)
+    assert type(names["network"]) is type(names["model"])
 
 
 def test_the_schedule_of_the_rules_is_one() -> None:
