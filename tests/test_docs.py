@@ -42,8 +42,8 @@ def commands_of(page: str) -> list[str]:
     """Each once, in the order of the page: a run is trained before it is resumed."""
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^    (?:\.venv/bin/)?esper ([a-z].*?)(?:\s+#.*)?$", text, re.M)
-    asides = [c for c in re.findall(r"`esper ([a-z][^`]*)`", text) if c.split()[0] not in (*LONG, *SERVING)]
-    return list(dict.fromkeys((*blocks, *asides)))
+    asides = [c for c in re.findall(r"`esper ([a-z][^`]*)`", text) if c.split()[0] not in LONG]
+    return [c for c in dict.fromkeys((*blocks, *asides)) if c.split()[0] not in SERVING]
 
 
 @pytest.fixture(scope="module")
