@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.population.config import PopulationConfig
-from esper.population.optimizer import RowWeights, clip_rows, step_rows
+from esper.population.optimizer import LARGE_ROW, RowWeights, clip_rows, learn_rows, step_rows
 
 CPU = torch.device("cpu")
 
@@ -66,6 +66,25 @@ def test_rows_with_their_own_rates_and_freezes_equal_torch_optim(
             plain[i].step()
     torch.testing.assert_close(rows.weights, torch.stack(weights).detach(), atol=2e-6, rtol=2e-6)
     assert rows.steps.tolist() == [float(sum(column)) for column in zip(*active, strict=True)]
+
+
+def test_large_rows_learn_as_small_ones_do() -> None:
+    """Row 1 is clipped, row 2 frozen, row 3 belongs to a host whose gradient is not a number."""
+    config, count = PopulationConfig(), LARGE_ROW + 3
+    rows, plain = random_rows(4, count, 0), random_rows(4, count, 0)
+    generator = torch.Generator().manual_seed(1)
+    active, rates = torch.tensor([True, True, False, True]), torch.tensor([1e-2, 1e-3, 1e-2, 1e-2])
+    for _ in range(5):
+        gradient = torch.randn(4, count, generator=generator)
+        gradient[0] *= 0.01
+        norms = torch.linalg.vector_norm(gradient, dim=1)
+        norms[3] = torch.nan
+        step_rows(plain, clip_rows(gradient, norms, config.clip_norm), rates, active, config)
+        learn_rows(rows, gradient, norms, rates, active, config)
+    for name, value in rows.tensors().items():
+        assert torch.equal(value[2], random_rows(4, count, 0).tensors()[name][2])
+        torch.testing.assert_close(value, plain.tensors()[name], atol=2e-6, rtol=2e-6, equal_nan=True)
+    assert bool(rows.weights[3].isnan().all())
 
 
 @settings(max_examples=25, deadline=None)

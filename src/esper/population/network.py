@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint
 from esper.population.blueprints import BlendGate
 from esper.population.config import PopulationConfig
 from esper.population.forms import FormCodes, SlotForms
+from esper.population.gather import AddToRows, ReadRows, TakeRows
 from esper.population.hosts import EntrySegment, Host, block_of
 from esper.population.optimizer import has_triton
 from esper.population.plan.packing import Plan, Station, widened_span
@@ -189,16 +189,9 @@ class RowNetwork:
 
         A row that forks here takes its member's activation as a constant: it trains only what lies behind.
         """
-        if self.fused:
-            from esper.population.kernels import TakeRows
-
-            entry = station.entry[: station.before]
-            kept, h = TakeRows.apply(self._to_channels_last(x), station.source, entry)  # type: ignore[no-untyped-call]
-            return self._to_channels_first(kept), self._to_channels_first(h)
-        # Rows that fork here: detached, so that no gradient reaches the host through them.
-        if station.after > station.before:
-            x = torch.cat([x, x.detach().index_select(0, station.base[station.before :])])
-        return x, x.index_select(0, station.rows)
+        entry = station.entry[: station.before]
+        kept, h = TakeRows.apply(self._to_channels_last(x), station.source, entry)  # type: ignore[no-untyped-call]
+        return self._to_channels_first(kept), self._to_channels_first(h)
 
     def _part_outputs(self, forms: SlotForms, station: Station, rows: Tensor, h: Tensor) -> Tensor:
         """Return what the parts of a station add to the activations h that they read, at full strength.
@@ -224,11 +217,6 @@ class RowNetwork:
 
     def _add_entries(self, x: Tensor, delta: Tensor, station: Station) -> Tensor:
         """Return the rows with alpha · delta added.  # [after, B, ...]"""
-        if not self.fused:
-            alpha = station.alpha.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
-            return x.index_add(0, station.rows, alpha * delta)
-        from esper.population.kernels import AddToRows
-
         last = self._to_channels_last
         added: Tensor = AddToRows.apply(last(x), last(delta), station)  # type: ignore[no-untyped-call]
         return self._to_channels_first(added)
@@ -249,30 +237,3 @@ def trunk_of(host: Host) -> list[nn.Module | None]:
         for segment in host.segments
     ]
     return [*left, host.head]
-
-
-class ReadRows(torch.autograd.Function):
-    """x, and x[index] added to what was read before; an index of -1 reads nothing.
-
-    read_by: which reading each row of x gets a gradient from, -1 for none; other readings are constants.
-    Gradients come back as whole rows, where a plain index scatters elements.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, before: Tensor, index: Tensor, read_by: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(read_by)
-        return x, _add_gathered(before, x, index)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, read: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        return _add_gathered(grad, read, ctx.saved_tensors[0]), read, None, None
-
-
-def _add_gathered(base: Tensor, source: Tensor, index: Tensor) -> Tensor:
-    """Return base[r] + source[index[r]]; an index of -1 adds nothing.  # base [R, ...], source [E, ...]"""
-    if source.is_cuda and has_triton():
-        from esper.population.kernels import gather_rows
-
-        return gather_rows(source, index, base)
-    rows = source.index_select(0, index.clamp(min=0))
-    return base + torch.where((index >= 0).view(-1, *[1] * (base.ndim - 1)), rows, 0.0)

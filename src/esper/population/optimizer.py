@@ -17,6 +17,10 @@ from torch import Tensor
 
 from esper.population.config import PopulationConfig
 
+# Elements of a row from which on a CPU calls torch's fused kernel for each row. By thread time it takes 0.8 of
+# the time of `step_rows` with 16 rows of 512 elements, and a tenth with 32 rows of 38,554.
+LARGE_ROW = 512
+
 
 @cache
 def has_triton() -> bool:
@@ -88,8 +92,32 @@ def learn_rows(
         from esper.population import kernels
 
         kernels.learn_rows(rows, gradient, norms, lr, active, config)
-        return
-    step_rows(rows, clip_rows(gradient, norms, config.clip_norm), lr, active, config)
+    elif config.optimizer == "adamw" and gradient.device.type == "cpu" and gradient.shape[1] >= LARGE_ROW:
+        _fused_adamw(rows, gradient, norms, lr, active, config)
+    else:
+        step_rows(rows, clip_rows(gradient, norms, config.clip_norm), lr, active, config)
+
+
+def _fused_adamw(
+    rows: RowWeights, gradient: Tensor, norms: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
+) -> None:
+    """Do the same by torch's fused kernel: one pass over a row, where `step_rows` makes twenty."""
+    scale = (config.clip_norm / (norms + 1e-6)).clamp(max=1.0)  # as in `clip_rows`
+    if not bool((scale == 1.0).all()):
+        gradient = gradient * scale.unsqueeze(1)
+    by_rate: dict[float, list[int]] = {}  # a call of the kernel has one rate
+    for row, (rate, learns) in enumerate(zip(lr.tolist(), active.tolist(), strict=True)):
+        if learns:
+            by_rate.setdefault(rate, []).append(row)
+    rows.steps.add_(active)
+    fields = [field.unbind() for field in (rows.weights, gradient, rows.first, rows.second, rows.steps)]
+    for rate, chosen in by_rate.items():
+        weights, gradients, first, second, steps = ([field[row] for row in chosen] for field in fields)
+        # What torch.optim.AdamW(fused=True) calls.
+        torch._fused_adamw_(
+            weights, gradients, first, second, [], steps, lr=rate, beta1=config.momentum, eps=1e-8,
+            beta2=config.second_beta, weight_decay=config.weight_decay, amsgrad=False, maximize=False,
+        )  # fmt: skip
 
 
 def clip_rows(gradient: Tensor, norms: Tensor, limit: float) -> Tensor:

@@ -6,6 +6,4 @@ from esper.population.kernels.convolution import Geometry as Geometry
 from esper.population.kernels.convolution import RowConvolution as RowConvolution
 from esper.population.kernels.norm import RowNorm as RowNorm
 from esper.population.kernels.optimizer import learn_rows as learn_rows
-from esper.population.kernels.rows import AddToRows as AddToRows
-from esper.population.kernels.rows import TakeRows as TakeRows
 from esper.population.kernels.rows import gather_rows as gather_rows

@@ -1,15 +1,10 @@
-"""Gather rows, and add seed outputs to them: one kernel in each direction."""
+"""Gather rows as one kernel, see `population.gather`."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from esper.population.plan.packing import Station
 
 TILE = 4096  # elements of a program
 
@@ -75,34 +70,3 @@ def gather_rows(
         SCALE=0 if scale is None else 2 if scale_by_index else 1, BL=TILE, num_warps=8,
     )  # fmt: skip
     return out
-
-
-class TakeRows(torch.autograd.Function):
-    """x and x[source]; `entry` is where each row of x was taken to as a variable, -1 if nowhere."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, source: Tensor, entry: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(entry)
-        return x, gather_rows(x, source)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, taken: Tensor) -> tuple[Tensor, None, None]:
-        return gather_rows(taken, ctx.saved_tensors[0], base=grad), None, None
-
-
-class AddToRows(torch.autograd.Function):
-    """Each row that goes out: the row that it continues, and alpha · delta where it has an entry.
-
-    Alpha is a constant, and so is the row that a forking row continues.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, delta: Tensor, work: Station) -> Tensor:
-        ctx.work = work
-        return gather_rows(delta, work.entry, x, work.base, work.alpha, scale_by_index=True)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        work: Station = ctx.work
-        # Rows that fork here start from a constant, so only the incoming rows get a gradient.
-        return grad[: work.before], gather_rows(grad, work.rows, scale=work.alpha), None
