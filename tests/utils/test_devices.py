@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import AlphaTarget, Style
-from esper.utils.devices import ANY, choose_device, device_table, lookup
+from esper.utils.devices import ANY, choose_device, cpu_threads, device_table, lookup, threads_for
 from esper.utils.errors import UserError
 
 
@@ -21,6 +21,21 @@ def test_a_living_model_may_be_on_a_kind_of_device_that_a_population_may_not(
         choose_device("mps", kinds=ANY)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert choose_device("mps", kinds=ANY).type == "mps"
+
+
+def test_small_models_run_on_one_thread_unless_the_user_chose_a_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    default = torch.get_num_interop_threads()
+    with cpu_threads(default):
+        assert threads_for(1e5) == 1
+        assert threads_for(1e12) == 0
+        monkeypatch.setenv("OMP_NUM_THREADS", str(default))
+        assert threads_for(1e5) == 0
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    with cpu_threads(default + 61):
+        assert threads_for(1e5) == 0
 
 
 CPU = torch.device("cpu")

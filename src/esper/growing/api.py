@@ -51,7 +51,7 @@ from esper.simic.telemetry import describe_layers
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.scripted import Static
-from esper.utils.devices import ANY, choose_device
+from esper.utils.devices import ANY, choose_device, cpu_threads, threads_for
 from esper.utils.errors import UserError, one_line, raised_at
 from esper.utils.launch import StopRequest
 from esper.utils.rows import add_prefix, strip_prefix
@@ -144,7 +144,8 @@ def grow(
             asked |= {"step": step, "baseline": baseline, "seed": chosen.seed}
             asked |= {name: True for name, flag in flags.items() if flag} | settings
             folder = GrowFolder.begin(Path(out), resume, growth, model, (train, val), asked)
-        with nullcontext() if folder is None else folder.opened(chosen.sinks):
+        threads = chosen.threads or threads_for(growth.bodies.host_flops * growth.bodies.config.batch_size)
+        with cpu_threads(threads), nullcontext() if folder is None else folder.opened(chosen.sinks):
             run = GrowRun(growth, stop)
             grown = run.run(GROWN, folder)
             asks = baseline and not stop.requested

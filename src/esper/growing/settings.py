@@ -58,6 +58,13 @@ class GrowSettings(Config):
     lr: float = Field(default=3e-3, gt=0, description="peak learning rate of the model and of seeds")
     seed: int = Field(default=0, ge=0, description="the same seed gives the same network")
     device: str = Field(default="cpu", description="where to train: auto, cpu, cuda, cuda:1, mps ...")
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=256,
+        description="CPU threads; if left out 1 for a small model, unless OMP_NUM_THREADS or "
+        "torch.set_num_threads gave another number than torch's own",
+    )
     progress: bool = Field(default=True, description="whether a progress bar is shown in a terminal")
     lifecycle: LifecycleConfig | None = Field(
         default=None, description="the rules of growth; dwell times that fit the epochs if left out"

@@ -17,6 +17,7 @@ from esper.utils.launch import Launch
 
 ROWS = ("cpu", "cuda")  # device types that a population runs on
 ANY = (*ROWS, "mps")  # device types that one model of the user runs on
+SMALL_PASS = 1e8  # FLOPs of a forward pass, some milliseconds of one core: below, threads give nothing
 
 
 def choose_device(name: str, local_rank: int = 0, kinds: tuple[str, ...] = ROWS) -> torch.device:
@@ -76,6 +77,20 @@ def cpu_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def threads_for(flops: float) -> int:
+    """Return the CPU threads for a model whose forward pass of a batch has so many FLOPs; 0: as they are set.
+
+    That is 1 for a small model, unless the user chose a number: a thread that waits for the other spins, and
+    on a busy machine two were ten times slower than one. A number that torch would choose by itself does not
+    count as chosen.
+    """
+    defaults = {torch.get_num_interop_threads(), os.cpu_count()}
+    if hasattr(os, "sched_getaffinity"):
+        defaults.add(len(os.sched_getaffinity(0)))
+    chosen = "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() not in defaults
+    return 0 if chosen or flops >= SMALL_PASS else 1
 
 
 P = ParamSpec("P")
