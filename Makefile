@@ -4,35 +4,48 @@ TORCH  ?= torch==2.13.0   # a GPU machine that brings its own torch: make setup 
 VENV   := .venv
 BIN    := $(VENV)/bin
 VISION ?= torchvision==0.28.0   # the one for that torch
-# Extras of every command that the README shows; the tests need more.
+LOCK   ?= constraints.txt   # exact versions of the set-up; the newest that fit: make setup LOCK=
+# Extras of every command that the README shows; the demo needs none of them, the tests more.
 EXTRAS := data,fast,watch,plot,gym
 DEV    := $(EXTRAS),dev,docs,onnx,lightning,transformers,searches
+# Modules are compiled when they are first imported: most of what is installed never is.
+PIP    := $(BIN)/python -m pip install --no-compile $(addprefix -c ,$(LOCK))
 
 # timm for the tests, without what it depends on: PyPI's torchvision is made for CUDA, and beside a torch for
 # the CPU it would break transformers. So it stands apart, where the tests of timm alone look for it.
 define TIMM
-$(BIN)/python -m pip install -q --no-deps timm
-	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/torchvision $(VISION)
+$(PIP) -q --no-deps timm
+	$(PIP) -q --no-deps --upgrade --target $(VENV)/torchvision $(VISION)
 endef
 
-.PHONY: setup dev demo test tests long check format bench study docs clean
+.PHONY: setup dev lock demo test tests long check format bench study docs clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml $(LOCK) | $(BIN)/python
+	$(PIP) $(TORCH) -e .
+	touch $@
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(if $(strip $(TORCH)),$(BIN)/python -m pip install -q $(TORCH))
-	$(BIN)/python -m pip install -q -e '.[$(EXTRAS)]'
-	touch $@
+$(VENV)/.ready: pyproject.toml $(LOCK) | $(BIN)/python
+	$(PIP) $(TORCH) -e '.[$(EXTRAS)]'
+	touch $(VENV)/.demo $@
 
 dev: $(VENV)/.dev
 
-$(VENV)/.dev: $(VENV)/.ready
-	$(BIN)/python -m pip install -q -e '.[$(DEV)]'
+$(VENV)/.dev: pyproject.toml $(LOCK) | $(BIN)/python
+	$(PIP) $(TORCH) -e '.[$(DEV)]'
 	$(if $(strip $(TORCH)),$(TIMM))
-	touch $@
+	touch $(VENV)/.demo $(VENV)/.ready $@
 
-demo: setup
+lock: dev   # what is installed now, but for torch, which a machine chooses
+	{ echo '# Exact versions for `make setup`, `make demo` and `make test`; made by `make lock LOCK=`'; \
+	$(BIN)/python -m pip freeze --exclude-editable | grep -vE '^(torch|triton|nvidia-.*)==' \
+	| grep -v ' @ '; } > constraints.txt
+
+demo: $(VENV)/.demo
 	rm -rf runs/demo
 	$(BIN)/esper demo --out runs/demo
 
