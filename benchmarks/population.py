@@ -1,14 +1,17 @@
 """One-after-another modules against the population: the same arithmetic, one run, one table.
 
 python -m benchmarks.population --members 4 16 --device cpu
+python -m benchmarks.population --members 32 --host mlp --width 64 --device cpu
 python -m benchmarks.population --members 128 512 2048 --device cuda --plot population.png
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,7 +32,10 @@ from esper.population.hosts import Host, build_host
 from esper.population.population import Population
 from studies.command_line import existing_device, positive
 
-BLUEPRINTS = (Blueprint.CONV_LIGHT, Blueprint.NORM, Blueprint.DEPTHWISE, Blueprint.CONV_SMALL)
+BLUEPRINTS = {
+    "cnn": (Blueprint.CONV_LIGHT, Blueprint.NORM, Blueprint.DEPTHWISE, Blueprint.CONV_SMALL),
+    "mlp": (Blueprint.LORA, Blueprint.NORM, Blueprint.MLP_SMALL, Blueprint.MLP),
+}
 SHADOW_SHARE = 0.3
 BATCH = 64
 LOOPED_MEMBERS = 64  # one-after-another time is linear in members: at most these are run, the rest is scaled
@@ -50,9 +56,11 @@ class Result:
     activations_mb: float
     compiled: bool  # of older results; always False now
     precision: str
+    host: str = "cnn"
+    width: int = 16
 
 
-def random_states(num_members: int, num_slots: int, seeds: bool) -> SlotStates:
+def random_states(num_members: int, num_slots: int, seeds: bool, host: str = "cnn") -> SlotStates:
     """Slots filled at random; three members in ten raise an isolated seed in their first slot."""
     generator = torch.Generator().manual_seed(0)
 
@@ -62,7 +70,7 @@ def random_states(num_members: int, num_slots: int, seeds: bool) -> SlotStates:
         if not seeds:
             return None
         stage = Stage.TRAINING if isolated else Stage.HOLDING
-        blueprint = BLUEPRINTS[int(draw[1] * len(BLUEPRINTS))]
+        blueprint = BLUEPRINTS[host][int(draw[1] * len(BLUEPRINTS[host]))]
         alpha = 0.0 if isolated else 1.0
         style = Style.SIGMOID_ADD
         return SlotRecord(stage=stage, blueprint=blueprint, style=style, alpha=alpha, alpha_target=1.0)
@@ -70,17 +78,18 @@ def random_states(num_members: int, num_slots: int, seeds: bool) -> SlotStates:
     return SlotStates.from_records([[record(i, s) for s in range(num_slots)] for i in range(num_members)])
 
 
-def milliseconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median wall time of a call after a warm-up."""
-    call()
-    times = []
-    for _ in range(repeats):
-        synchronize(device)
-        start = time.perf_counter()
-        call()
-        synchronize(device)
-        times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2] * 1e3
+def milliseconds(calls: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
+    """Median wall time of each call after a warm-up; they take turns, so that all meet the same machine."""
+    times: list[list[float]] = [[] for _ in calls]
+    for turn in range(repeats + 1):
+        for call, taken in zip(calls, times, strict=True):
+            synchronize(device)
+            start = time.perf_counter()
+            call()
+            synchronize(device)
+            if turn:
+                taken.append(time.perf_counter() - start)
+    return [1e3 * statistics.median(taken) for taken in times]
 
 
 class OneAfterAnother:
@@ -119,16 +128,17 @@ class OneAfterAnother:
 def planted(
     args: argparse.Namespace, num_members: int, seeds: bool
 ) -> tuple[Population, SlotStates, MemberData]:
-    """A population on random images, with or without seeds."""
+    """A population on random images or vectors, with or without seeds."""
     device = torch.device(args.device)
     config = PopulationConfig(batch_size=BATCH, batches_per_epoch=args.batches, precision=args.precision)
-    shape = (args.channels, args.side, args.side)
+    images = args.host == "cnn"
+    shape = (args.channels, args.side, args.side) if images else (args.side**2,)
 
     def make_host() -> Host:
-        return build_host("cnn", shape, 10, width=args.width, stride=1)
+        return build_host(args.host, shape, 10, width=args.width, **({"stride": 1} if images else {}))
 
     population = Population(make_host, config, torch.arange(num_members), device=device)
-    states = random_states(num_members, population.num_slots, seeds).to(device)
+    states = random_states(num_members, population.num_slots, seeds, args.host).to(device)
     population.germinate(states.blueprint >= 0, states.blueprint)
     inputs, targets = torch.randn(1024, *shape, device=device), torch.randint(0, 10, (1024,), device=device)
     return population, states, MemberData.shared(inputs, targets, num_members).to(device)
@@ -141,17 +151,19 @@ def measure(args: argparse.Namespace, num_members: int, seeds: bool) -> Result:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         base = torch.cuda.memory_allocated()
-    clock = Clock(0, 0, 10)
-    ours = milliseconds(lambda: population.train_epoch(states, data, clock), device, args.repeats) / batches
-    activations = (torch.cuda.max_memory_allocated() - base) / 2**20 if device.type == "cuda" else 0.0
-    stored = sum(t.numel() * t.element_size() for t in population.tensors().values()) / num_members / 1024
-
     looped = min(num_members, LOOPED_MEMBERS)
     loop = OneAfterAnother(population, states, looped)
-    baseline = milliseconds(
-        lambda: loop.step(inputs[:BATCH], targets[:BATCH]), device, max(args.repeats // 2, 2)
+    ours, baseline = milliseconds(
+        [
+            lambda: population.train_epoch(states, data, Clock(0, 0, 10)),
+            lambda: loop.step(inputs[:BATCH], targets[:BATCH]),
+        ],
+        device,
+        args.repeats,
     )
-    baseline *= num_members / looped
+    ours, baseline = ours / batches, baseline * num_members / looped
+    activations = (torch.cuda.max_memory_allocated() - base) / 2**20 if device.type == "cuda" else 0.0
+    stored = sum(t.numel() * t.element_size() for t in population.tensors().values()) / num_members / 1024
     return Result(
         work="train step with seeds" if seeds else "train step",
         n=num_members,
@@ -164,11 +176,14 @@ def measure(args: argparse.Namespace, num_members: int, seeds: bool) -> Result:
         activations_mb=round(activations, 1),
         compiled=False,
         precision=args.precision,
+        host=args.host,
+        width=args.width,
     )
 
 
 def show(results: list[Result], machine: str) -> None:
-    table = Table(title=f"Eager loop over modules against the population ({machine})")
+    load = f"load {os.getloadavg()[0]:.1f}, {torch.get_num_threads()} threads"
+    table = Table(title=f"Eager loop over modules against the population ({machine}, {load})")
     for name in asdict(results[0]):
         table.add_column(name, justify="right")
     for result in results:
@@ -201,6 +216,7 @@ def main() -> None:
     )
     parser.add_argument("--members", type=positive, nargs="+", default=[4, 16])
     parser.add_argument("--device", type=existing_device, default="auto")
+    parser.add_argument("--host", choices=BLUEPRINTS, default="cnn")
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--side", type=int, default=8)
     parser.add_argument("--channels", type=int, default=1)

@@ -42,7 +42,7 @@ works = hot_paths.find_works() if hasattr(hot_paths, 'find_works') else hot_path
 def prepare(work, members, slots):
     if work != "population":
         return works[work].prepare(members, slots).ours
-    shape = {"channels": 1, "side": 8, "width": 16}
+    shape = {"host": "cnn", "channels": 1, "side": 8, "width": 16}
     args = argparse.Namespace(device="cpu", batches=1, precision="float32", **shape)
     members, states, data = population.planted(args, members, seeds=True)
     return lambda: members.train_epoch(states, data, population.Clock(0, 0, 10))
