@@ -42,7 +42,8 @@ def gather_rows(
     per_row = (-1, *[1] * (rows.ndim - 1))
     if scale is not None:
         rows = rows * (scale.index_select(0, known) if scale_by_index else scale).to(rows.dtype).view(per_row)
-    rows = torch.where((index >= 0).view(per_row), rows, 0.0)
+    if index.device.type != "cpu" or bool((index < 0).any()):  # a GPU would have to be waited for
+        rows = torch.where((index >= 0).view(per_row), rows, 0.0)
     if base is None:
         return rows
     return rows.add_(base if base_index is None else base.index_select(0, base_index))

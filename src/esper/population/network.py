@@ -36,9 +36,8 @@ class RowNetwork:
         self.host = host = make_host()
         self.make_host = make_host
         self.device = device
-        self.fused = method == "fused"
         self.bfloat16 = config.precision == "bfloat16"
-        self.channels_last = host.topology == "cnn" and self.fused
+        self.channels_last = host.topology == "cnn" and method == "fused"
         self.membership = cache(self._membership)
         self.trunk = [None if module is None else rows(module) for module in trunk_of(host)]
         self.codes = FormCodes(1 + 2 * (config.widest - 1))

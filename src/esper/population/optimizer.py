@@ -17,8 +17,8 @@ from torch import Tensor
 
 from esper.population.config import PopulationConfig
 
-# Elements of a row from which on a CPU uses torch's fused kernel. By thread time that takes 0.8 of the time of
-# `step_rows` with 16 rows of 512 elements, and a tenth with 32 rows of 38,554.
+# Elements of a row from which on a CPU uses torch's fused kernel. By thread time that takes 0.8 of
+# `step_rows` with 16 rows of 512 elements, and a tenth of it with 32 rows of 38,554.
 LARGE_ROW = 512
 
 
