@@ -79,16 +79,21 @@ def random_states(num_members: int, num_slots: int, seeds: bool, host: str = "cn
 
 
 def milliseconds(calls: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
-    """Median wall time of each call after a warm-up; they take turns, so that all meet the same machine."""
+    """Median time of each call after a warm-up; they take turns, so that all meet the same machine.
+
+    Wall time, but thread CPU time on one thread of a CPU, where other work on the machine would count.
+    """
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if alone else time.perf_counter
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(repeats + 1):
         for call, taken in zip(calls, times, strict=True):
             synchronize(device)
-            start = time.perf_counter()
+            start = clock()
             call()
             synchronize(device)
             if turn:
-                taken.append(time.perf_counter() - start)
+                taken.append(clock() - start)
     return [1e3 * statistics.median(taken) for taken in times]
 
 
