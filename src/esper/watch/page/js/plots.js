@@ -9,7 +9,10 @@ const PAD = { left: 48, right: 16, top: 16, bottom: 38 };
 const LETTER = 7.2; // average width of a bold letter of a name, in pixels
 
 // Drawn at the size of the screen, so that words stay as large as elsewhere.
-export const plotWidth = () => Math.min(560, document.documentElement.clientWidth - 76);
+export function plotWidth() {
+  const width = document.documentElement.clientWidth;
+  return Math.round(width > 1080 ? Math.min((width - 54) / 2 - 36, 900) : Math.min(width - 76, 720));
+}
 
 export function drawFrontier(controllers) {
   const points = controllers.flatMap((c, i) =>
@@ -62,7 +65,7 @@ export function drawFrontier(controllers) {
 export function placeLabels(means, W) {
   const placed = [];
   for (const mean of [...means].sort((a, b) => a.y - b.y)) {
-    const text = shortened(mean.name);
+    const text = shortened(mean.name, Math.max(Math.floor(W / 25), 16));
     const width = LETTER * text.length;
     const right = mean.x + 12 + width <= W;
     const left = right ? mean.x + 12 : Math.max(mean.x - 12 - width, 0);
@@ -81,7 +84,7 @@ export function placeLabels(means, W) {
   return placed;
 }
 
-const shortened = (name, most = 22) => (name.length > most ? `${name.slice(0, most - 1)}…` : name);
+const shortened = (name, most) => (name.length > most ? `${name.slice(0, most - 1)}…` : name);
 
 function spread(values) {
   const [low, high] = [Math.min(...values), Math.max(...values)];
@@ -119,11 +122,13 @@ function nice(step) {
 }
 
 // One row for each controller: its name, and under it the difference with its interval.
-export function drawDifferences(differences, baseline) {
+export function drawDifferences(differences, baseline, quantity) {
   const W = plotWidth();
+  const losses = quantity === "test_loss"; // less is better, and it has no percent
+  const [scale, unit] = losses ? [1, "of test loss"] : [100, "points of test accuracy"];
   const reach = Math.max(
-    ...differences.map(({ mean, ci }) => Math.abs(100 * mean) + (finite(ci) ? 100 * ci : 0)),
-    0.01,
+    ...differences.map(({ mean, ci }) => scale * (Math.abs(mean) + (finite(ci) ? ci : 0))),
+    0.0001 * scale,
   );
   const X = (points) => W / 2 + (points / reach) * (W / 2 - 12);
   const row = 40;
@@ -142,23 +147,23 @@ export function drawDifferences(differences, baseline) {
   differences.forEach(({ controller, mean, ci }, i) => {
     const y = 30 + row * i;
     const clear = finite(ci) && Math.abs(mean) > ci;
-    const colour = clear ? css(mean > 0 ? "--good" : "--bad") : css("--muted");
+    const colour = clear ? css(mean > 0 !== losses ? "--good" : "--bad") : css("--muted");
     const text = shortened(controller, Math.floor(W / LETTER) - 12);
     nodes.push(
       h("text", { x: 0, y: y - 12, class: "mark" }, h("title", {}, controller), text),
       h("line", {
-        x1: X(100 * (mean - (ci || 0))),
-        x2: X(100 * (mean + (ci || 0))),
+        x1: X(scale * (mean - (ci || 0))),
+        x2: X(scale * (mean + (ci || 0))),
         y1: y,
         y2: y,
         stroke: colour,
         "stroke-width": 2.5,
       }),
-      h("circle", { cx: X(100 * mean), cy: y, r: 5, fill: colour }),
+      h("circle", { cx: X(scale * mean), cy: y, r: 5, fill: colour }),
       h(
         "text",
         { x: W, y: y - 12, "text-anchor": "end", class: "axis" },
-        `${fixed(100 * mean, 2, true)} points`,
+        losses ? fixed(mean, 3, true) : `${fixed(100 * mean, 2, true)} points`,
       ),
     );
   });
@@ -166,7 +171,7 @@ export function drawDifferences(differences, baseline) {
     h(
       "text",
       { x: W / 2, y: bottom + 30, "text-anchor": "middle", class: "axis" },
-      shortened(`points of test accuracy above ${baseline}`, Math.floor(W / 6)),
+      shortened(`${unit} above ${baseline}`, Math.floor(W / 6)),
     ),
   );
   return h(
@@ -175,7 +180,7 @@ export function drawDifferences(differences, baseline) {
       class: "plot",
       viewBox: `0 0 ${W} ${bottom + 36}`,
       role: "img",
-      "aria-label": `differences in test accuracy from ${baseline}, with 95 % intervals`,
+      "aria-label": `differences from ${baseline} in ${unit}, with 95 % intervals`,
     },
     nodes,
   );

@@ -16,6 +16,7 @@ const icon = (d) =>
 export class Transport {
   // onFrame(step) is called for every picture while the clock runs; the step may lie between two.
   constructor(root, onFrame) {
+    this.root = root;
     this.onFrame = onFrame;
     this.speed = 1;
     this.playing = false;
@@ -54,6 +55,7 @@ export class Transport {
     this.moment = moment;
     const { focus, trajectories, record, shown } = moment;
     const kept = focus?.shown ?? [];
+    this.root.hidden = !focus?.rounds.length && !kept.length; // there is nothing to replay
     const newest = focus?.growth ? 0 : Math.max(focus?.last?.round ?? 0, kept.at(-1) ?? 0);
     const first = Math.min(focus?.rounds[0]?.round ?? Infinity, kept[0] ?? Infinity, newest);
     const at = focus?.growth ? shown : (record?.round ?? shown);
