@@ -217,7 +217,7 @@ def test_the_page_comes_back_after_the_server_was_killed(tab: Any, live: RunFold
         process = watch_command(live.path, port)
         visit.wait("() => document.querySelector('#rounds-done').textContent === '6 / 40'", seconds=6)
         assert visit.rounds("live") == [1, 2, 3, 4, 5, 6]
-        assert visit.errors == []
+        assert [text for text in visit.errors if "net::ERR_" not in text] == []  # the browser notes the loss
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
