@@ -47,13 +47,13 @@ def no_page_is_left_open(tab: Any) -> Iterator[None]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two training runs, two comparisons, and growths from the command line and from Python."""
     folder = tmp_path_factory.mktemp("runs")
-    demo = DOCS / "demo" / "results.json"  # six controllers, long names, close together
+    close = Path(__file__).parent / "crowded.json"  # five controllers, long names, close together
     trained(folder / "first", rounds=20, of=20, members=24).close()
     trained(folder / "second", rounds=14, of=20, members=24, gain=0.1).close()
     with trained(folder / "crowded", rounds=3, of=3, members=4) as crowded:
-        shutil.copy(demo, crowded.path)
+        shutil.copy(close, crowded.path / "results.json")
     with RunFolder.create(folder / "compared", config="task: digits\n", seed=7, kind="compare") as compared:
-        shutil.copy(demo, compared.path)
+        shutil.copy(close, compared.path / "results.json")
     note = "note: <script>alert('no')</script>\n"
     with RunFolder.create(folder / "contest", config=note, seed=7, kind="compare") as contest:
         contest.write(comparison())

@@ -21,6 +21,7 @@ def demo(
     networks: Annotated[
         int, typer.Option("--networks", "-n", min=2, max=100, help="GPTs that are trained in each way")
     ] = USUAL_NETWORKS,
+    overrides: common.Overrides = None,
 ) -> None:
     """See in two minutes what growing does: the same network, for less compute.
 
@@ -28,7 +29,7 @@ def demo(
     trains a controller that decides when and where small networks grow. Writes a report of both. Ctrl-C is
     safe: 'esper resume' completes the demo.
     """
-    settings = common.resolve_settings(None, "demo", None)
+    settings = common.resolve_settings(None, "demo", overrides)
     from esper.training import TrainingRun
 
     path = out or common.new_folder("demo", "text")
@@ -52,9 +53,7 @@ def finish(run: TrainingRun) -> int:
     with common.resume_hint(run.folder), common.step_progress(total, "   training networks:") as advance:
         train_networks(path, networks, advance)
     rounds = run.config.rounds
-    typer.echo(
-        "2. A controller learns by trial when and where small networks for images of digits should grow."
-    )
+    typer.echo("2. A controller learns by trial when and where small networks should grow.")
 
     def show(done: RoundSummary) -> None:
         left = f"about {done.seconds_left:.0f} s left"
@@ -93,7 +92,9 @@ def try_controller(run: TrainingRun) -> str:
         static, grown = (each.result().test_accuracy for each in compare(environment, arms))
     mean, half = paired_interval(grown, static)
     points = interval(100 * mean, 100 * half, "+.1f")
+    sizes = [line["parameter_ratio_mean"] for line in run.folder.metrics_file]
     return (
-        f"After {run.config.rounds} rounds of learning the controller grew {FRESH} fresh networks: {points} "
-        "points of test accuracy against the same networks without growth, at equal compute."
+        f"The controller let networks grow to {sizes[0]:.2f} times their size in the first round and to "
+        f"{sizes[-1]:.2f} in the last. On {FRESH} fresh networks it reaches {points} points of test accuracy "
+        "against the same networks without growth, at equal compute."
     )

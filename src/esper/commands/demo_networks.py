@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.growing.estimate import TOKENS as LAW
 from esper.growing.progressive import Progressive, count_flops
 from esper.runs.console import interval
 from esper.runs.files import file_in, read_json, write_atomically
@@ -35,7 +37,7 @@ from esper.tasks import Split, load_task
 from esper.utils.statistics import mean_interval, paired_interval
 
 LAYERS, WIDTH, HEADS, BATCH = 4, 24, 2, 16
-TOKENS = 12.0  # for each parameter of a block, of plain training; growth pays from 10 on (docs/handbook.md)
+TOKENS = 10.0  # for each parameter of a block, of plain training; growth pays from 10 on (docs/handbook.md)
 LESS = 0.8  # of the compute, for the arm that shows what growth saves
 POINTS = 12  # of a curve
 WORKERS = 2  # processes; more of them gain nothing on two cores
@@ -49,7 +51,7 @@ class Arm:
     layers: int
     grows: bool
     compute: float  # relative to plain training
-    rate: float  # the best of 0.006, 0.012 and 0.024
+    rate: float  # the best of 0.003, 0.006, 0.012 and 0.024 for each, by two networks
 
 
 ARMS = (
@@ -121,9 +123,10 @@ def train(job: Job) -> None:
     per_step = count_flops(model, example)
     grower, steps = None, round(budget / per_step)
     if arm.grows:  # what half of the blocks save at first is spent on more steps
-        saved = Progressive(whole, torch.optim.SGD(whole.parameters()), 10_000, example=example).saved
-        steps = round(budget / per_step / (1 - saved))
-        grower = Progressive(model, optimizer, steps, example=example)
+        when: dict[str, Any] = {"grow_at": LAW.grow_at(job.tokens), "example": example}
+        trial = Progressive(whole, torch.optim.SGD(whole.parameters()), 10_000, **when)
+        steps = round(budget / per_step / (1 - trial.saved))
+        grower = Progressive(model, optimizer, steps, **when)
     parameters, warm = sum(p.numel() for p in model.parameters()), max(steps // 20, 1)
     glance = task.validation.subset(torch.arange(256))
     order = torch.Generator().manual_seed(job.seed)
@@ -166,13 +169,14 @@ def train_networks(folder: Path, networks: int, advance: Callable[[float], None]
     jobs = [Job(arm, seed, TOKENS, path_of(folder, arm, seed)) for seed in range(networks) for arm in ARMS]
     missing = [job for job in jobs if not job.path.exists()]
     # A fork of a process that has run torch may hang; fresh processes do not.
+    workers = min(WORKERS, os.cpu_count() or 1, len(missing) or 1)
     with multiprocessing.get_context("spawn").Pool(
-        min(WORKERS, os.cpu_count() or 1, len(missing) or 1), _ignore_interrupts
+        workers, _ignore_interrupts
     ) as pool:  # ends the processes when it is left, by Ctrl-C too
         done = len(jobs) - len(missing)
         for _ in pool.imap_unordered(train, missing, chunksize=1):
             done += 1
-            advance(done)
+            advance(min(done + (workers - 1) / 2, len(jobs)))  # the others are half done on the mean
 
 
 def _ignore_interrupts() -> None:
@@ -232,5 +236,5 @@ def verdicts(arms: Sequence[ControllerResult]) -> list[str]:
     word = "is not clearly apart from" if abs(size) <= size_ci else "is behind" if size > 0 else "is ahead of"
     third = f"Half of the layers from the start {word} the grown network at equal compute: {size_text}."
     if size + size_ci < 0:
-        third += " So small a budget is not enough for all layers; with more, that turns around (docs/handbook.md)."
+        third += " So small a budget is not enough for all layers; with more it is (docs/handbook.md)."
     return [first, second, third]
