@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from esper.runs.run_folder import RunFolder
+from esper.runs.run_folder import Kind, RunFolder
 from tests.watch.browser import Visit, opened_tab
 from tests.watch.served import serving
 
@@ -34,11 +34,13 @@ def draw(path: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "demo"
         config = (WATCHED / "config.yaml").read_text(encoding="utf-8")
-        with RunFolder.create(folder, config=config, seed=7, kind="demo", command=["esper", "demo"]):
+        # The results of the demo have a picture of their own; the others show the training of its controller.
+        kind: Kind = "demo" if path.name == "demo.png" else "train"
+        with RunFolder.create(folder, config=config, seed=7, kind=kind, command=["esper", "demo"]):
             shutil.copytree(WATCHED, folder, dirs_exist_ok=True)
-        shown, needed = SHOWN[path.name]
-        if path.name == "watch.png":  # a training alone: the results of the demo have a picture of their own
+        if kind == "train":
             (folder / "results.json").unlink()
+        shown, needed = SHOWN[path.name]
         with serving(folder) as served, opened_tab(scale=1.5) as tab:
             visit = Visit(tab, served.address, shown)
             visit.wait(f"() => document.querySelector('{needed}') && document.querySelector('.uplot')")

@@ -19,6 +19,7 @@ import pytest
 
 import esper
 from esper.runs.run_folder import RunFolder
+from esper.runs.schema import Comparison, ControllerResult, CurvePoint, paired_differences
 from esper.watch.report import render_report
 from tests.growing import models
 from tests.runs.made_up import add_round, comparison, made_up_trajectories, summary, trained
@@ -26,7 +27,6 @@ from tests.watch.browser import Visit, opened_tab
 from tests.watch.served import Served, serving
 
 pytestmark = pytest.mark.first  # it waits much, and should not be dealt out to two browsers in the end
-DOCS = Path(__file__).parents[2] / "docs"
 VIEWS = ("overview", "controller", "members", "events", "compare", "settings")
 
 
@@ -54,6 +54,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(close, crowded.path / "results.json")
     with RunFolder.create(folder / "compared", config="task: digits\n", seed=7, kind="compare") as compared:
         shutil.copy(close, compared.path / "results.json")
+    with trained(folder / "shown", rounds=8, of=8, members=6) as shown:
+        shown.write(compared_losses())
     note = "note: <script>alert('no')</script>\n"
     with RunFolder.create(folder / "contest", config=note, seed=7, kind="compare") as contest:
         contest.write(comparison())
@@ -112,7 +114,7 @@ def check_views(visit: Visit, run: str) -> None:
 @pytest.mark.parametrize(
     ("run", "width", "theme"),
     [("first&runs=second", 1440, "dark"), ("growth", 900, "dark"), ("contest", 360, "light"),
-     ("crowded", 360, "dark")],
+     ("crowded", 360, "dark"), ("shown", 2000, "light")],
 )  # fmt: skip
 def test_every_view_shows_without_an_error_and_fits(
     tab: Any, served: Served, run: str, width: int, theme: str
@@ -124,8 +126,8 @@ def test_every_view_shows_without_an_error_and_fits(
 
 @pytest.mark.parametrize(
     ("run", "width", "theme"),
-    [("first", 360, "dark"), ("compared", 1400, "dark"), ("contest", 360, "light"), ("mine", 1400, "light"),
-     ("growth", 360, "light")],
+    [("first", 360, "dark"), ("shown", 360, "light"), ("compared", 1400, "dark"), ("contest", 360, "light"),
+     ("mine", 1400, "light"), ("growth", 360, "light")],
 )  # fmt: skip
 def test_a_report_shows_every_view_from_disk(
     tab: Any, runs: Path, tmp_path: Path, run: str, width: int, theme: str
@@ -142,6 +144,57 @@ def test_a_report_shows_every_view_from_disk(
     assert visit.page.locator("#notes").inner_text() == ""
     assert visit.errors == []
     assert all(url.startswith(("file:", "data:")) for url in visit.requests)
+
+
+def compared_losses() -> Comparison:
+    """Two language models, one ahead in loss."""
+    arms = []
+    for name, loss in (("plain", 2.0), ("grown", 1.8)):
+        curve = [CurvePoint(1e9 * k, 0.1 * k, 9.0, 3.0 - loss * k / 8, 2.0 * k) for k in range(1, 6)]
+        losses = [loss, loss + 0.01, loss - 0.01]
+        measured = {"curve": curve, "test_loss": losses, "seconds": [9.0, 9.5, 10.0]}
+        arms.append(
+            ControllerResult(name, [0, 1, 2], [0.5] * 3, [9.0] * 3, [8.0] * 3, [5e9] * 3, **measured)  # type: ignore[arg-type]
+        )
+    verdicts = ["Same network, lower loss."]
+    return Comparison("text", "a GPT", arms, paired_differences(arms), verdicts=verdicts)
+
+
+def test_the_verdict_and_the_results_come_first(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=shown")
+    visit.wait("() => document.querySelector('.outcome .uplot')")
+    titles = visit.ask("() => [...document.querySelectorAll('main h2')].map((e) => e.textContent)")
+    assert titles[:4] == [
+        "What came out",
+        "Controllers in shown",
+        "Loss against compute",
+        "Loss against time",
+    ]
+    assert visit.page.locator(".verdict .first").inner_text() == "Same network, lower loss."
+    better = visit.page.locator("tr", has_text="test loss").filter(has_text="grown").locator("b.above")
+    assert better.inner_text().startswith("−0.200")
+    assert visit.errors == []
+
+
+def test_a_run_with_nothing_to_replay_shows_no_sliders(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=compared")
+    assert not visit.page.locator("#transport").is_visible()
+    visit.go("runs=first")
+    visit.wait("() => !document.querySelector('#transport').hidden")
+
+
+def test_the_page_is_light_and_whole_on_paper(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=shown", theme="dark")
+    visit.page.emulate_media(media="print", color_scheme="dark")
+    visit.ask("() => dispatchEvent(new Event('beforeprint'))")
+    assert visit.ask("() => document.documentElement.dataset.theme") == "light"
+    cut = "(e) => e.scrollHeight > e.clientHeight + 2 && getComputedStyle(e).overflowY !== 'visible'"
+    assert visit.ask(f"() => ({cut})(document.querySelector('main'))") is False, "all of it is printed"
+    for hidden in ("#transport", ".views", "#theme"):
+        assert not visit.page.locator(hidden).is_visible()
+    visit.ask("() => dispatchEvent(new Event('afterprint'))")
+    assert visit.ask("() => document.documentElement.dataset.theme") == "dark"
+    visit.page.emulate_media(media="screen")
 
 
 @pytest.mark.parametrize("width", [360, 1280])
