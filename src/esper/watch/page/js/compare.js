@@ -135,13 +135,16 @@ function resultPictures(run, charts) {
     (gap) => gap.quantity === quantity && gap.baseline === controllers[0].name,
   );
   if (shown.length) paired.body.append(drawDifferences(shown, controllers[0].name, quantity));
-  const rows = differences.map((gap) => [
-    gap.controller,
-    gap.baseline,
-    QUANTITIES[gap.quantity]?.name ?? gap.quantity,
-    verdict(gap),
+  const quantities = [...new Set(differences.map((gap) => gap.quantity))];
+  const rows = controllers.slice(1).map(({ name }) => [
+    name,
+    ...quantities.map((wanted) => {
+      const gap = differences.find((d) => d.controller === name && d.quantity === wanted);
+      return gap ? verdict(gap) : "";
+    }),
   ]);
-  paired.body.append(table(["network", "against", "quantity", "difference"], rows));
+  const names = quantities.map((wanted) => QUANTITIES[wanted]?.name ?? wanted);
+  paired.body.append(table([`against ${controllers[0].name}`, ...names], rows));
   const frontier = panel("The frontier", "up is more accurate, left is smaller; faint points are networks");
   frontier.body.append(drawFrontier(controllers));
   const [compute, seconds] = ["flops", "seconds"].map((cost) => computeCurves(run, cost, losses, charts));
