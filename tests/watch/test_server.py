@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+import shlex
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +21,8 @@ from esper.utils.errors import UserError
 from esper.watch.server import ADDRESS, Library, open_socket, serve
 from tests.runs.made_up import comparison, made_up_trajectories, trained
 from tests.watch.served import Served, serving
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -144,6 +150,29 @@ def test_a_host_that_others_reach_has_a_token(folder: RunFolder, host: str, guar
         serve(Library([folder.path]), listener, read_address)
     assert ("/?token=" in told[0]) == guarded
     assert "0.0.0.0" not in told[0]
+
+
+DOCUMENTED = re.findall(r"^    (esper watch .*?) *(?:#.*)?$", (ROOT / "docs" / "watch.md").read_text(), re.M)
+
+
+@pytest.mark.parametrize("command", DOCUMENTED)
+def test_the_commands_of_the_page_serve(command: str, folder: RunFolder) -> None:
+    arguments = [str(folder.path) if word == "runs/first" else word for word in shlex.split(command)[1:]]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "esper", *arguments, "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        told = process.stdout.readline()
+        address = re.search(r"open (http://\S+) ", told)
+        assert address, told
+        port, token = re.search(r":(\d+)/(.*)", address[1]).groups()  # type: ignore[union-attr]
+        connection = http.client.HTTPConnection(ADDRESS, int(port), timeout=10)
+        connection.request("GET", f"/{token}")
+        assert connection.getresponse().status == (303 if "--host" in command else 200)
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
 
 
 @pytest.mark.parametrize("host", ["no such host", "192.0.2.1"])
