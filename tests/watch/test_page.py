@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import signal
@@ -195,20 +194,6 @@ def test_the_page_is_light_and_whole_on_paper(tab: Any, served: Served) -> None:
     visit.ask("() => dispatchEvent(new Event('afterprint'))")
     assert visit.ask("() => document.documentElement.dataset.theme") == "dark"
     visit.page.emulate_media(media="screen")
-
-
-@pytest.mark.parametrize("width", [360, 1280])
-def test_no_label_of_the_frontier_covers_another(tab: Any, served: Served, width: int) -> None:
-    visit = Visit(tab, served.address, "runs=crowded&view=compare", width)
-    visit.wait("() => document.querySelector('.plot .mark')")
-    boxes = visit.ask("""() => [...document.querySelector('.plot').querySelectorAll('.mark')].map((e) => {
-      const { left, right, top, bottom } = e.getBoundingClientRect();
-      return [left, right, top, bottom];
-    })""")
-    assert len(boxes) == 5
-    for a, b in itertools.combinations(boxes, 2):
-        across, down = min(a[1], b[1]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[2], b[2])
-        assert across <= 0 or down <= 2, (a, b)  # a box of text is taller than its letters
 
 
 def test_a_growth_from_python_is_shown_by_epochs_beside_its_baseline(tab: Any, served: Served) -> None:

@@ -1,10 +1,10 @@
-// Runs and controllers beside each other: last figures, differences with intervals, accuracy against size.
+// Runs and controllers beside each other: last figures, differences with intervals, score against compute.
 
 import { seriesColour } from "./colours.js";
 import { Chart, onOneAxis } from "./charts.js";
 import { fill, h, panel, swatch, table } from "./dom.js";
 import { finite, fixed, interval, short, times } from "./format.js";
-import { drawDifferences, drawFrontier, plotWidth } from "./plots.js";
+import { drawDifferences, plotWidth } from "./plots.js";
 
 const QUANTITIES = {
   test_loss: { name: "test loss", scale: 1, form: (v) => fixed(v, 3, true) },
@@ -125,7 +125,7 @@ export function drawResults(run, charts) {
   return h("div", { class: "outcome" }, shown.root, resultPictures(run, charts));
 }
 
-// Score against compute and size, and how far each network lies from the first.
+// Score against compute, and how far each network lies from the first.
 function resultPictures(run, charts) {
   const { controllers, differences } = run.facts.results;
   const losses = controllers.some((c) => c.test_loss.length);
@@ -145,13 +145,11 @@ function resultPictures(run, charts) {
   ]);
   const names = quantities.map((wanted) => QUANTITIES[wanted]?.name ?? wanted);
   paired.body.append(table([`against ${controllers[0].name}`, ...names], rows));
-  const frontier = panel("The frontier", "up is more accurate, left is smaller; faint points are networks");
-  frontier.body.append(drawFrontier(controllers));
   const [compute, seconds] = ["flops", "seconds"].map((cost) => computeCurves(run, cost, losses, charts));
-  const differ = differences.length ? paired.root : null;
-  return losses
-    ? [h("div", { class: "pair" }, compute, seconds), differ]
-    : [h("div", { class: "pair" }, frontier.root, differ), compute];
+  return [
+    (compute || seconds) && h("div", { class: "pair" }, compute, seconds),
+    differences.length > 0 && paired.root,
+  ];
 }
 
 // The means of every controller on the way, where they were kept.
