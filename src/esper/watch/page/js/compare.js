@@ -166,7 +166,7 @@ function computeCurves(run, cost, losses, charts) {
   const chart = (charts[run.name + title] ??= new Chart(title, {
     hint: `validation, means over networks${losses ? "; down is better" : ""}`,
     yName: losses ? "loss" : "accuracy, %",
-    xName: cost === "flops" ? "FLOPs" : "seconds",
+    xName: cost === "flops" ? "FLOPs" : "seconds of one core",
     form: (v) => fixed(v, losses ? 2 : 1),
     height: 260,
   }));
