@@ -38,6 +38,8 @@ from esper.utils.statistics import mean_interval, paired_interval
 
 LAYERS, WIDTH, HEADS, BATCH = 4, 24, 2, 16
 TOKENS = 10.0  # for each parameter of a block, of plain training; growth pays from 10 on (docs/handbook.md)
+# For each of the first three arms the best of 0.003, 0.006, 0.012 and 0.024, by two networks at 12 tokens.
+RATE = 0.012
 LESS = 0.8  # of the compute, for the arm that shows what growth saves
 POINTS = 12  # of a curve
 WORKERS = 2  # processes; more of them gain nothing on two cores
@@ -51,14 +53,13 @@ class Arm:
     layers: int
     grows: bool
     compute: float  # relative to plain training
-    rate: float  # the best of 0.003, 0.006, 0.012 and 0.024 for each, by two networks
 
 
 ARMS = (
-    Arm("plain", LAYERS, False, 1.0, 0.012),
-    Arm("half of the layers", LAYERS // 2, False, 1.0, 0.012),
-    Arm("grown", LAYERS, True, 1.0, 0.012),
-    Arm(f"grown, {1 - LESS:.0%} less compute", LAYERS, True, LESS, 0.012),
+    Arm("plain", LAYERS, False, 1.0),
+    Arm("half of the layers", LAYERS // 2, False, 1.0),
+    Arm("grown", LAYERS, True, 1.0),
+    Arm(f"grown, {1 - LESS:.0%} less compute", LAYERS, True, LESS),
 )
 
 
@@ -134,7 +135,7 @@ def train(job: Job) -> None:
     for step in range(steps):
         begun = time.process_time()
         for group in optimizer.param_groups:  # a linear rise, then a linear fall to 0
-            group["lr"] = arm.rate * min((step + 1) / warm, (steps - step) / (steps - warm + 1))
+            group["lr"] = RATE * min((step + 1) / warm, (steps - step) / (steps - warm + 1))
         batch = task.train.subset(torch.randint(len(task.train), (BATCH,), generator=order))
         F.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -164,18 +165,16 @@ def evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
 
 def train_networks(folder: Path, networks: int, advance: Callable[[float], None]) -> None:
     """Train the networks that a run folder lacks; `advance` is told how many of all are done."""
-    kept = folder / "networks"
-    kept.mkdir(exist_ok=True)
-    jobs = [Job(arm, seed, TOKENS, path_of(folder, arm, seed)) for seed in range(networks) for arm in ARMS]
+    (folder / "networks").mkdir(exist_ok=True)
+    jobs = [Job(arm, seed, TOKENS, folder / file_of(arm, seed)) for seed in range(networks) for arm in ARMS]
     missing = [job for job in jobs if not job.path.exists()]
-    # A fork of a process that has run torch may hang; fresh processes do not.
-    workers = min(WORKERS, os.cpu_count() or 1, len(missing) or 1)
-    with multiprocessing.get_context("spawn").Pool(
-        workers, _ignore_interrupts
-    ) as pool:  # ends the processes when it is left, by Ctrl-C too
-        done = len(jobs) - len(missing)
-        for _ in pool.imap_unordered(train, missing, chunksize=1):
-            done += 1
+    if not missing:
+        return
+    workers = min(WORKERS, os.cpu_count() or 1, len(missing))
+    # A fork of a process that has run torch may hang; fresh processes do not. To leave the pool ends them.
+    with multiprocessing.get_context("spawn").Pool(workers, _ignore_interrupts) as pool:
+        trained = enumerate(pool.imap_unordered(train, missing), len(jobs) - len(missing) + 1)
+        for done, _ in trained:
             advance(min(done + (workers - 1) / 2, len(jobs)))  # the others are half done on the mean
 
 
@@ -183,16 +182,16 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all: the first process ends the others
 
 
-def path_of(folder: Path, arm: Arm, seed: int) -> Path:
-    """Return the file that holds one network's results."""
-    return folder / "networks" / f"{ARMS.index(arm)}-{seed}.json"
+def file_of(arm: Arm, seed: int) -> str:
+    """Return the name of the file, in a run folder, that holds what one network reached."""
+    return f"networks/{ARMS.index(arm)}-{seed}.json"
 
 
 def compare_networks(folder: Path, networks: int, remarks: Sequence[str]) -> Comparison:
     """Return the networks of a run folder side by side, with the verdict."""
     arms = []
     for arm in ARMS:
-        paths = [file_in(folder, str(path_of(folder, arm, i).relative_to(folder))) for i in range(networks)]
+        paths = [file_in(folder, file_of(arm, seed)) for seed in range(networks)]
         each = [from_json(ControllerResult, read_json(path), str(path)) for path in paths]
         columns = {
             f.name: [value for one in each for value in getattr(one, f.name)] for f in fields(each[0])[1:]
