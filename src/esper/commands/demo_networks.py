@@ -171,15 +171,16 @@ def train_networks(folder: Path, networks: int, advance: Callable[[float], None]
     if not missing:
         return
     workers = min(WORKERS, os.cpu_count() or 1, len(missing))
-    # A fork of a process that has run torch may hang; fresh processes do not. To leave the pool ends them.
-    with multiprocessing.get_context("spawn").Pool(workers, _ignore_interrupts) as pool:
+    # Ctrl-C is sent to all processes. New ones ignore it from their first moment on: this one ends them.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:  # a fork of a process that has run torch may hang; fresh processes do not
+        pool = multiprocessing.get_context("spawn").Pool(workers)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with pool:
         trained = enumerate(pool.imap_unordered(train, missing), len(jobs) - len(missing) + 1)
         for done, _ in trained:
             advance(min(done + (workers - 1) / 2, len(jobs)))  # the others are half done on the mean
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all: the first process ends the others
 
 
 def file_of(arm: Arm, seed: int) -> str:
