@@ -11,6 +11,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -34,10 +36,11 @@ from esper.runs.schema import (
 )
 from esper.simic.costs import TRAINING_PASSES
 from esper.tasks import Split, load_task
+from esper.utils.errors import UserError
 from esper.utils.statistics import mean_interval, paired_interval
 
 LAYERS, WIDTH, HEADS, BATCH = 4, 24, 2, 16
-TOKENS = 10.0  # for each parameter of a block, of plain training; growth pays from 10 on (docs/handbook.md)
+TOKENS = 10.0  # for each parameter of a block, of plain training: few, so that it takes a minute
 # For each of the first three arms the best of 0.003, 0.006, 0.012 and 0.024, by two networks at 12 tokens.
 RATE = 0.012
 LESS = 0.8  # of the compute, for the arm that shows what growth saves
@@ -171,16 +174,27 @@ def train_networks(folder: Path, networks: int, advance: Callable[[float], None]
     if not missing:
         return
     workers = min(WORKERS, os.cpu_count() or 1, len(missing))
+    # A fork of a process that has run torch may hang; fresh processes do not.
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
     # Ctrl-C is sent to all processes. New ones ignore it from their first moment on: this one ends them.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:  # a fork of a process that has run torch may hang; fresh processes do not
-        pool = multiprocessing.get_context("spawn").Pool(workers)
+    try:
+        trainings = [pool.submit(train, job) for job in missing]
     finally:
         signal.signal(signal.SIGINT, before)
-    with pool:
-        trained = enumerate(pool.imap_unordered(train, missing), len(jobs) - len(missing) + 1)
-        for done, _ in trained:
+    try:
+        for done, training in enumerate(as_completed(trainings), len(jobs) - len(missing) + 1):
+            training.result()
             advance(min(done + (workers - 1) / 2, len(jobs)))  # the others are half done on the mean
+    except BrokenProcessPool:
+        raise UserError(
+            "a process that trained networks ended, perhaps for lack of memory; "
+            f"go on with: esper resume {folder}"
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.terminate()
 
 
 def file_of(arm: Arm, seed: int) -> str:
