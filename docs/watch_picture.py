@@ -1,4 +1,4 @@
-"""docs/watch.png and docs/watch_member.png: the live page over a demo, in a headless browser.
+"""docs/demo.png, docs/watch.png and docs/watch_member.png: the page over a demo, in a headless browser.
 
 What it shows is kept in docs/watched; `python -m docs.watch_picture runs/demo` takes that of another run and
 draws anew. It needs chromium and the extras `watch` and `dev`.
@@ -11,15 +11,16 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from esper.runs.run_folder import RunFolder
+from esper.runs.run_folder import Kind, RunFolder
 from tests.watch.browser import Visit, opened_tab
 from tests.watch.served import serving
 
 WATCHED = Path(__file__).parent / "watched"
 KEPT_ROUNDS = 3  # whose members are kept here
-SHOWN = {  # what of the page each picture shows
-    "watch.png": "step=19",
-    "watch_member.png": "view=members&step=15",
+SHOWN = {  # what of the page each picture shows, and what has to be on it before
+    "demo.png": ("theme=light", ".outcome .uplot"),
+    "watch.png": ("theme=dark&step=11", ".wall .legend b"),
+    "watch_member.png": ("view=members&theme=dark&step=9", ".wall .legend b"),
 }
 
 
@@ -33,11 +34,16 @@ def draw(path: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "demo"
         config = (WATCHED / "config.yaml").read_text(encoding="utf-8")
-        with RunFolder.create(folder, config=config, seed=7, command=["esper", "demo"]):
+        # The results of the demo have a picture of their own; the others show the training of its controller.
+        kind: Kind = "demo" if path.name == "demo.png" else "train"
+        with RunFolder.create(folder, config=config, seed=7, kind=kind, command=["esper", "demo"]):
             shutil.copytree(WATCHED, folder, dirs_exist_ok=True)
+        if kind == "train":
+            (folder / "results.json").unlink()
+        shown, needed = SHOWN[path.name]
         with serving(folder) as served, opened_tab(scale=1.5) as tab:
-            visit = Visit(tab, served.address, f"{SHOWN[path.name]}&theme=dark")
-            visit.wait("() => document.querySelector('.wall .legend b') && document.querySelector('.uplot')")
+            visit = Visit(tab, served.address, shown)
+            visit.wait(f"() => document.querySelector('{needed}') && document.querySelector('.uplot')")
             visit.settle()
             visit.page.screenshot(path=str(path))
 
@@ -46,8 +52,10 @@ def take(run: Path) -> None:
     """Keep what the picture needs of another run."""
     shutil.rmtree(WATCHED, ignore_errors=True)
     (WATCHED / "trajectories").mkdir(parents=True)
-    for name in ("metrics.jsonl", "config.yaml"):
+    for name in ("metrics.jsonl", "config.yaml", "results.json"):
         shutil.copyfile(run / name, WATCHED / name)
+    for name in ("metrics.jsonl", "results.json"):
+        shutil.copyfile(run / name, WATCHED.parent / "demo" / name)
     for file in sorted((run / "trajectories").iterdir())[-KEPT_ROUNDS:]:
         shutil.copyfile(file, WATCHED / "trajectories" / file.name)
 

@@ -100,17 +100,6 @@ def test_comparing_on_equal_footing(
     assert RunFolder.read(out).trajectories.rounds() == [1, 2, 3, 4], "the trajectories of every controller"
 
 
-def test_the_demo_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "demo"
-    assert cli.run(["demo", "--out", str(out), "-n", "3", *sets("task=spirals", "host.depth=2")]) == 0
-    output = capsys.readouterr().out
-    assert re.search(r"trained here is .* static: [-+\d.]+ ± [\d.]+ points of test accuracy", output)
-    assert f"{out / 'report.html'}" in output
-    page = (out / "report.html").read_text()
-    assert "trained here" in page
-    assert '"curve":[{' in page, "accuracy against compute"
-
-
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_runs(name: str, tmp_path: Path) -> None:
     settings = load_config(preset=name, overrides=[*TINY, *SMALL, "device=cpu"])

@@ -70,23 +70,6 @@ def test_nothing_is_trained_in_a_folder_of_another_kind(
     assert files(path) == before
 
 
-def test_an_interrupted_demo_is_completed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "demo"
-    config = SETTINGS.model_copy(update={"rounds": 1})
-    run = TrainingRun.start(config, path, kind="demo", request={"members": 3})
-    with run.folder:
-        run.run()
-    assert cli.run(["resume", str(path), "--quiet"]) == 0
-    results = RunFolder.read(path).results()
-    assert results is not None
-    assert [len(r.members) for r in results.controllers] == [3] * 5
-    assert "points of test accuracy" in capsys.readouterr().out
-    before = (path / "results.json").read_bytes()
-    assert cli.run(["resume", str(path)]) == 0
-    assert "nothing is left to do" in capsys.readouterr().out
-    assert (path / "results.json").read_bytes() == before
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("kinds") / "trained"

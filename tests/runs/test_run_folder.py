@@ -31,8 +31,9 @@ def event(number: int) -> Event:
 
 
 def results() -> Comparison:
-    reached = ControllerResult("static", [2], [0.9], [10.0], [3.0], [1e6], potential=[0.8], curve=[])
-    return Comparison("digits", "cnn", [reached], [], remarks=["none"])
+    measured = {"potential": [0.8], "curve": [], "test_loss": [1.5], "seconds": [2.0]}
+    reached = ControllerResult("static", [2], [0.9], [10.0], [3.0], [1e6], **measured)  # type: ignore[arg-type]
+    return Comparison("digits", "cnn", [reached], [], remarks=["none"], verdicts=["level"])
 
 
 def test_a_folder_holds_what_made_the_run_and_its_records(tmp_path: Path) -> None:

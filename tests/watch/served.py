@@ -64,11 +64,11 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def serving(*folders: Path, port: int = 0) -> Iterator[Served]:
+def serving(*folders: Path, port: int = 0, token: str | None = None) -> Iterator[Served]:
     """The application on a port of its own, until the block ends."""
     listener = open_socket(port)
     server: uvicorn.Server
-    app = make_app(Library(folders), lambda: server.should_exit)
+    app = make_app(Library(folders), lambda: server.should_exit, token)
     config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

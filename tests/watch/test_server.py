@@ -2,19 +2,27 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+import shlex
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import RoundSummary
-from esper.watch.server import ADDRESS
+from esper.utils.errors import UserError
+from esper.watch.server import ADDRESS, Library, open_socket, serve
 from tests.runs.made_up import comparison, made_up_trajectories, trained
 from tests.watch.served import Served, serving
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -113,6 +121,64 @@ def test_no_file_outside_of_a_run_folder_is_read(
     # The page learns of these two when it asks for them.
     if name not in ("trajectories/000006.safetensors", ".lock"):
         assert problems == [told]
+
+
+def test_only_those_with_the_token_are_answered(folder: RunFolder) -> None:
+    with serving(folder.path.parent, token="abc") as served:
+        for path in ("/", "/api/runs", "/js/main.js", "/api/runs?token=ab", "/?token=", "/?token=é"):
+            assert served.get(quote(path, safe="/?="))[0] == 403, path
+        connection = http.client.HTTPConnection(ADDRESS, served.port)
+        connection.request("GET", "/?token=abc")
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers["location"]) == (303, "/"), "the token leaves the address"
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        connection.close()
+        bearer = {"Cookie": cookie.partition(";")[0], "Host": "gpu7.example:8642"}
+        assert [served.get(path, bearer)[0] for path in ("/", "/api/runs")] == [200, 200]
+        assert served.get("/api/runs", {"Cookie": bearer["Cookie"] + "x"})[0] == 403
+
+
+@pytest.mark.parametrize(("host", "guarded"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
+def test_a_host_that_others_reach_has_a_token(folder: RunFolder, host: str, guarded: bool) -> None:
+    def read_address(address: str) -> None:
+        told.append(address)
+        raise KeyboardInterrupt
+
+    told: list[str] = []
+    with open_socket(0, host) as listener, pytest.raises(KeyboardInterrupt):
+        serve(Library([folder.path]), listener, read_address)
+    assert ("/?token=" in told[0]) == guarded
+    assert "0.0.0.0" not in told[0]
+
+
+DOCUMENTED = re.findall(r"^    (esper watch .*?) *(?:#.*)?$", (ROOT / "docs" / "watch.md").read_text(), re.M)
+
+
+@pytest.mark.parametrize("command", DOCUMENTED)
+def test_the_commands_of_the_page_serve(command: str, folder: RunFolder) -> None:
+    arguments = [str(folder.path) if word == "runs/first" else word for word in shlex.split(command)[1:]]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "esper", *arguments, "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        told = process.stdout.readline()
+        address = re.search(r"open (http://\S+) ", told)
+        assert address, told
+        port, token = re.search(r":(\d+)/(.*)", address[1]).groups()  # type: ignore[union-attr]
+        connection = http.client.HTTPConnection(ADDRESS, int(port), timeout=10)
+        connection.request("GET", f"/{token}")
+        assert connection.getresponse().status == (303 if "--host" in command else 200)
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize("host", ["no such host", "192.0.2.1"])
+def test_a_host_that_is_not_this_machine_is_refused(host: str) -> None:
+    with pytest.raises(UserError, match=host):
+        open_socket(0, host)
 
 
 OTHER_HOSTS = ("evil.example", "evil.example:8642", "127.0.0.1.evil.example", "")

@@ -18,6 +18,7 @@ from esper.utils.launch import StopRequest, interruptible
 if TYPE_CHECKING:
     from esper.config import RunConfig
     from esper.runs.run_folder import Kind, RunFolder
+    from esper.runs.schema import RoundSummary
     from esper.training import TrainingRun
 
 TABLE_WIDTH = 120  # of tables where there is no terminal
@@ -163,8 +164,15 @@ def resume_hint(folder: RunFolder) -> Iterator[None]:
 # ---- a training run --------------------------------------------------------------------------------------
 
 
-def run_training(run: TrainingRun, quiet: bool = False, report: bool = True) -> int:
+def run_training(
+    run: TrainingRun,
+    quiet: bool = False,
+    report: bool = True,
+    show: Callable[[RoundSummary], None] | None = None,
+) -> int:
     """Train to the end, or to the end of the round in which a stop is asked for, and write the report.
+
+    show: is called after every round instead of printing what the run is and what each round came to
 
     Returns the exit code: 0, or that of the signal. A second signal ends it at once, between two steps. Of
     several processes the first one shows and reports.
@@ -181,7 +189,7 @@ def run_training(run: TrainingRun, quiet: bool = False, report: bool = True) -> 
         typer.echo(f"note: {note}", err=True)
     page = None
     with folder, StopRequest(notice_stop) as stop:
-        if not quiet:
+        if not quiet and show is None:
             device = trainer.environment.device
             where = f"{trainer.gather.size} × {device.type}" if trainer.gather.size > 1 else f"{device}"
             typer.echo(
@@ -189,7 +197,7 @@ def run_training(run: TrainingRun, quiet: bool = False, report: bool = True) -> 
                 f"{where}, {plural(config.rounds, 'round')}, in {folder.path}"
             )
         try:
-            run.run(stop, None if quiet else lambda summary: typer.echo(round_lines(summary)))
+            run.run(stop, None if quiet else show or (lambda summary: typer.echo(round_lines(summary))))
             page = write_report(folder) if report or stop.requested else None
         except KeyboardInterrupt:
             typer.echo("stopped at once: the round in flight is not kept", err=True)
@@ -198,7 +206,7 @@ def run_training(run: TrainingRun, quiet: bool = False, report: bool = True) -> 
             f"stopped after round {trainer.rounds_done} of {trainer.rounds}; "
             f"go on with: esper resume {folder.path}"
         )
-    if not quiet and trainer.rounds_done:
+    if not quiet and show is None and trainer.rounds_done:
         typer.echo(learning_in_words(folder.metrics_file))
     if page is not None:
         typer.echo(f"wrote {page}")

@@ -115,7 +115,7 @@ def resume(
 
 def _go_on(continued: TrainingRun, quiet: bool) -> int:
     """Do the rest of a training run, complete a demo, and return the exit code."""
-    from esper.commands.demo import USUAL_MEMBERS, complete
+    from esper.commands.demo import finish
 
     folder = continued.folder
     folder.add_command()
@@ -124,10 +124,7 @@ def _go_on(continued: TrainingRun, quiet: bool) -> int:
     if not quiet:
         left = "nothing is left to do" if continued.finished else f"{rounds - done} to go"
         typer.echo(f"{folder.path}: {done} of {common.plural(rounds, 'round')} are done, {left}")
-    code = common.run_training(continued, quiet, report=not unfinished_demo)
-    if unfinished_demo and code == 0:
-        complete(continued, int(folder.request.get("members", USUAL_MEMBERS)))
-    return code
+    return finish(continued) if unfinished_demo else common.run_training(continued, quiet)
 
 
 def _do_again(folder: RunFolder, quiet: bool) -> None:

@@ -19,11 +19,16 @@ def watch(
     port: Annotated[
         int | None, typer.Option("--port", min=0, max=65535, help="by default 8642, or any that is free")
     ] = None,
+    host: Annotated[
+        str,
+        typer.Option("--host", help="an address of this machine for other machines to reach, or 0.0.0.0"),
+    ] = "127.0.0.1",
 ) -> None:
     """Show runs on a page of this machine: live, or replayed, several at once.
 
-    The page follows the folders while they are written and changes nothing in them. It is served on
-    127.0.0.1 alone and loads nothing from elsewhere.
+    The page follows the folders while they are written and changes nothing in them. It loads nothing from
+    elsewhere. By default it answers this machine alone; with --host it answers those who open the address
+    that is printed, which has a token. It is plain HTTP: use it in a network that you trust, or over ssh.
     """
     for package in ("starlette", "uvicorn"):
         require(package, "watch", "the page")
@@ -36,7 +41,7 @@ def watch(
             f"watching {common.plural(len(list(library.runs())), 'run')}; open {address} (Ctrl-C ends)"
         )
 
-    serve(library, open_socket(port), ready)
+    serve(library, open_socket(port, host), ready)
 
 
 def report(run: Annotated[Path, typer.Argument(help="the folder of the run")]) -> None:

@@ -46,7 +46,8 @@ def learning_in_words(rounds: Iterable[Mapping[str, Any]]) -> str:
     """
     lines = [(line.get("return_mean"), line.get("extra", {}).get("above_twin")) for line in rounds]
     if all(gain is not None for _, gain in lines):
-        return learning_verdict([gain for _, gain in lines], "The return above that of ungrown twins")
+        what = "The controller's return above that of the same networks without growth"
+        return learning_verdict([gain for _, gain in lines], what)
     return learning_verdict([NAN if mean is None else mean for mean, _ in lines])
 
 

@@ -8,6 +8,7 @@
     results.json    controllers compared (`schema.Comparison`)
     network.*       the network that was grown: its description (`schema.SavedNetwork`) and its files
     growth.json     the course of an `esper.grow` (`schema.Growth`)
+    networks/       what each network of a demo reached (`schema.ControllerResult`)
     trajectories/   the slots of every member, one file per round that was kept (`trajectories.Trajectories`)
     checkpoints/    last and periodic, as safetensors
     report.html     everything above, as one page

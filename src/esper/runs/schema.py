@@ -110,6 +110,8 @@ class CurvePoint:
     flops: Number  # spent by then
     accuracy: Number  # on validation data
     parameters: Number
+    loss: Number = NAN  # on validation data
+    seconds: Number = NAN  # of computing, since it began
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ class ControllerResult:
     flops: Sequence[Number]
     potential: Sequence[Number] = ()  # Φ: accuracy less the rent of parameters, or nothing
     curve: Sequence[CurvePoint] = ()  # means over members on the way, or nothing
+    test_loss: Sequence[Number] = ()  # of language models, or nothing; less is better
+    seconds: Sequence[Number] = ()  # of computing for each member, or nothing
 
 
 @dataclass(frozen=True)
@@ -147,9 +151,10 @@ class Comparison:
     controllers: Sequence[ControllerResult]
     differences: Sequence[PairedDifference]  # `paired_differences(controllers)`
     remarks: Sequence[str] = ()  # on arms that did not do what was asked for, one sentence each
+    verdicts: Sequence[str] = ()  # what came out, where more is asked than which arm is more accurate
 
 
-COMPARED = ("test_accuracy", "parameters", "potential", "flops")
+COMPARED = ("test_loss", "test_accuracy", "parameters", "potential", "flops", "seconds")
 
 
 def paired_differences(controllers: Sequence[ControllerResult]) -> list[PairedDifference]:

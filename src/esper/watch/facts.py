@@ -161,8 +161,10 @@ def _network_verdict(network: SavedNetwork) -> str:
 def comparison_verdicts(results: Comparison) -> list[str]:
     """Return how each controller's test accuracy compares with that of the first, the most accurate first.
 
-    A difference counts as clear if all intervals hold at once.
+    A difference counts as clear if all intervals hold at once. A comparison with verdicts has said it all.
     """
+    if results.verdicts:
+        return list(results.verdicts)
     gaps = sorted((d for d in results.differences if d.quantity == "test_accuracy"), key=lambda d: -d.mean)
     sentences = []
     for gap in gaps:

@@ -1,4 +1,5 @@
-"""The server behind the page: it reads run folders, changes nothing, and answers this machine alone.
+"""The server behind the page: it reads run folders and changes nothing. It answers this machine, or
+those who have a token.
 
     /                the page
     /api/runs        the runs, each with its state
@@ -13,7 +14,10 @@ A run is asked for by its name in the library, never by a path.
 from __future__ import annotations
 
 import asyncio
+import errno
+import ipaddress
 import json
+import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -28,7 +32,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import (
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -107,8 +117,13 @@ def _below(root: Path, folder: Path, depth: int) -> Iterator[Path]:
         return
 
 
-def make_app(library: Library, stopping: Callable[[], bool] = lambda: False) -> Starlette:
-    """Return the application. Its streams end when `stopping` says so."""
+def make_app(
+    library: Library, stopping: Callable[[], bool] = lambda: False, token: str | None = None
+) -> Starlette:
+    """Return the application. Its streams end when `stopping` says so.
+
+    token: without one only requests to this machine by name are answered; with one only those that bring it
+    """
 
     def run_of(request: Request) -> Path:
         return library.find(request.query_params.get("run", ""))
@@ -157,7 +172,13 @@ def make_app(library: Library, stopping: Callable[[], bool] = lambda: False) -> 
             Route("/api/stream", stream),
             Mount("/", StaticFiles(directory=page, html=True)),
         ],
-        middleware=[Middleware(_Headers), Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS)],
+        middleware=[
+            Middleware(_Headers),
+            # Another site may point a name of its own at loopback, but it does not know the token.
+            Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS)
+            if token is None
+            else Middleware(_Token, token=token),
+        ],
     )
 
 
@@ -241,33 +262,69 @@ class _Headers:
         await self.app(scope, receive, with_headers)
 
 
-def open_socket(port: int | None) -> socket.socket:
-    """Open a socket on loopback at `port`; None takes the usual port, or any free one."""
+class _Token:
+    """Answers those who bring the token: in the address once, which leaves a cookie, then in the cookie."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app, self.token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        # Cookies do not tell ports apart: two servers on one machine need a name each.
+        cookie = f"esper-{(scope.get('server') or ('', 0))[1]}"
+        answer: ASGIApp = self.app
+        if "token" in request.query_params and self._fits(request.query_params["token"]):
+            answer = RedirectResponse("/", 303)  # so that the token is not in the history of the browser
+            answer.set_cookie(cookie, self.token, httponly=True, samesite="strict")
+        elif not self._fits(request.cookies.get(cookie, "")):
+            answer = PlainTextResponse("open the whole address that 'esper watch' printed\n", 403)
+        await answer(scope, receive, send)
+
+    def _fits(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(), self.token.encode())
+
+
+def open_socket(port: int | None, host: str = ADDRESS) -> socket.socket:
+    """Open a socket on `host` at `port`; None takes the usual port, or any free one."""
+    try:
+        family, *_, place = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except OSError:
+        raise UserError(f"host is {host!r}; give an address of this machine, or 0.0.0.0 for all") from None
     wanted = [USUAL_PORT, 0] if port is None else [port]
     for number in wanted:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((ADDRESS, number))
+            listener.bind((place[0], number))
             listener.listen()
-        except OSError:
+        except OSError as error:
             listener.close()
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise UserError(f"{host} is no address of this machine; give one, or 0.0.0.0") from None
             continue
         return listener
     raise UserError(f"port {port} is in use; give another with --port, or none for any that is free")
 
 
 def serve(library: Library, listener: socket.socket, ready: Callable[[str], None]) -> None:
-    """Answer until Ctrl-C. `ready` is told the address once, before the first answer."""
+    """Answer until Ctrl-C. `ready` is told the address once, before the first answer.
+
+    A listener that other machines reach is guarded by a token, which is part of that address.
+    """
     server: uvicorn.Server
+    host, port = listener.getsockname()[:2]
+    token = None if ipaddress.ip_address(host).is_loopback else secrets.token_urlsafe(24)
 
     def stopping() -> bool:
         return server.should_exit
 
     config = uvicorn.Config(
-        make_app(library, stopping), log_level="error", lifespan="off", timeout_graceful_shutdown=2
+        make_app(library, stopping, token), log_level="error", lifespan="off", timeout_graceful_shutdown=2
     )
     server = uvicorn.Server(config)
-    ready(f"http://{ADDRESS}:{listener.getsockname()[1]}/")
+    # 0.0.0.0 is every address of this machine; its name is one that others may know.
+    name = socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host
+    name = f"[{name}]" if ":" in name else name
+    ready(f"http://{name}:{port}/{f'?token={token}' if token else ''}")
     with suppress(KeyboardInterrupt), interruptible():  # uvicorn repeats a signal once it has stopped
         server.run(sockets=[listener])

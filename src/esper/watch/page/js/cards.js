@@ -2,7 +2,7 @@
 
 import { seriesColour } from "./colours.js";
 import { fill, h } from "./dom.js";
-import { duration, finite, fixed, interval, percent, short, times } from "./format.js";
+import { duration, finite, fixed, interval, percent, short } from "./format.js";
 import { pace } from "./store.js";
 
 export function makeCards() {
@@ -11,8 +11,8 @@ export function makeCards() {
 }
 
 function cardsOf({ focus, record, runs }) {
-  if (!focus) return [];
-  if (!record) return resultCards(focus);
+  if (!focus || (!record && focus.facts?.results)) return [];
+  if (!record) return [h("p", { class: "empty" }, "no round is finished yet")];
   const colour = seriesColour(runs.indexOf(focus));
   const card = (name, value, key, note = "") =>
     h(
@@ -107,29 +107,6 @@ function progress(focus, record, left) {
       ),
     ),
   );
-}
-
-// A folder without rounds shows what its networks reached.
-function resultCards(focus) {
-  const results = focus.facts?.results;
-  if (!results) return [h("p", { class: "empty" }, "no round is finished yet")];
-  return results.controllers
-    .slice(0, 6)
-    .map((controller) =>
-      h(
-        "div",
-        { class: "card flat" },
-        h("span", {}, controller.name),
-        figure(
-          `${interval(
-            times(controller.figures.test_accuracy?.mean, 100),
-            times(controller.figures.test_accuracy?.ci, 100),
-            (v) => fixed(v, 1),
-          )} %`,
-        ),
-        h("small", {}, `test accuracy · ${short(controller.figures.parameters?.mean)} parameters`),
-      ),
-    );
 }
 
 function sparkline(run, key, colour, round) {

@@ -1,26 +1,28 @@
-// Runs and controllers beside each other: last figures, differences with intervals, accuracy against size.
+// Runs and controllers beside each other: last figures, differences with intervals, score against compute.
 
 import { seriesColour } from "./colours.js";
 import { Chart, onOneAxis } from "./charts.js";
 import { fill, h, panel, swatch, table } from "./dom.js";
 import { finite, fixed, interval, short, times } from "./format.js";
-import { drawDifferences, drawFrontier, plotWidth } from "./plots.js";
+import { drawDifferences, plotWidth } from "./plots.js";
 
 const QUANTITIES = {
+  test_loss: { name: "test loss", scale: 1, form: (v) => fixed(v, 3, true) },
   test_accuracy: { name: "test accuracy, points", scale: 100, form: (v) => fixed(v, 2, true) },
   parameters: { name: "parameters", scale: 1, form: (v) => (v < 0 ? "" : "+") + short(v) },
   potential: { name: "Φ", scale: 1, form: (v) => fixed(v, 4, true) },
   flops: { name: "FLOPs", scale: 1, form: (v) => (v < 0 ? "" : "+") + short(v) },
+  seconds: { name: "seconds", scale: 1, form: (v) => fixed(v, 1, true) },
 };
 
-const COSTS = new Set(["parameters", "flops"]); // more of them is neither good nor bad
+const COSTS = new Set(["parameters", "flops", "seconds"]); // more of them is neither good nor bad
 
 export function makeCompare() {
   const lasts = panel("The last rounds", "means over members, 95 % intervals");
   const results = h("div", { class: "results" });
   const growths = h("div", { class: "results" });
   const root = h("div", { class: "view comparing" }, lasts.root, growths, results);
-  const held = { drawn: "" };
+  const held = { drawn: "", charts: {} };
   return {
     root,
     update(moment) {
@@ -35,7 +37,7 @@ export function makeCompare() {
       if (now !== held.drawn)
         fill(
           results,
-          folders.map((run) => drawResults(run)),
+          folders.map((run) => drawResults(run, held.charts)),
         );
       held.drawn = now;
       const growing = moment.runs.filter((run) => run.growth?.curves.length);
@@ -70,7 +72,7 @@ function verdict({ mean, ci, quantity }) {
   const { scale, form } = QUANTITIES[quantity] ?? { scale: 1, form: (v) => fixed(v, 3, true) };
   const clear = finite(ci) && Math.abs(mean) > ci;
   const text = interval(times(mean, scale), times(ci, scale), form);
-  return h("b", { class: !clear ? "level" : COSTS.has(quantity) ? "" : mean > 0 ? "above" : "below" }, text);
+  return h("b", { class: !clear ? "level" : COSTS.has(quantity) ? "" : mean > 0 === (quantity !== "test_loss") ? "above" : "below" }, text);
 }
 
 // A growing model beside the same one without growth and a wider one, at equal compute.
@@ -93,77 +95,82 @@ function drawGrowth(run) {
   return shown.root;
 }
 
-function drawResults(run) {
+// A table of the networks that were compared, and pictures of it; `charts` keeps those of a view.
+export function drawResults(run, charts) {
   const { controllers, task, host } = run.facts.results;
   const shown = panel(
-    `Controllers in ${run.name}`,
-    `${task}, host ${host}; test data, means with 95 % intervals`,
+    run.facts.kind === "demo" ? "The networks" : `Controllers in ${run.name}`,
+    `${task}, ${host}; test data, means with 95 % intervals`,
   );
+  const columns = [
+    ["test loss", "test_loss", 1, (v) => fixed(v, 3)],
+    ["test accuracy, %", "test_accuracy", 100, (v) => fixed(v, 2)],
+    ["parameters", "parameters", 1, short],
+    ["Φ", "potential", 1, (v) => fixed(v, 4)],
+    ["FLOPs", "flops", 1, short],
+    ["seconds", "seconds", 1, (v) => fixed(v, 1)],
+  ].filter(([, quantity]) => controllers.some((c) => finite(c.figures[quantity]?.mean)));
   shown.body.append(
     table(
-      ["controller", "members", "test accuracy", "parameters", "Φ", "FLOPs"],
-      controllers.map((c, i) => {
-        const told = (quantity, scale, form) =>
-          interval(times(c.figures[quantity]?.mean, scale), times(c.figures[quantity]?.ci, scale), form);
-        return [
-          h("span", {}, swatch(seriesColour(i)), c.name),
-          c.members.length,
-          `${told("test_accuracy", 100, (v) => fixed(v, 2))} %`,
-          told("parameters", 1, short),
-          told("potential", 1, (v) => fixed(v, 4)),
-          told("flops", 1, short),
-        ];
-      }),
-    ),
-  );
-  return h("div", {}, shown.root, resultPictures(run));
-}
-
-// Accuracy against size, and how far each controller lies from the first.
-export function resultPictures(run) {
-  const { controllers, differences } = run.facts.results;
-  const frontier = panel("The frontier", "up is more accurate, left is smaller; faint points are members");
-  frontier.body.append(drawFrontier(controllers));
-  const paired = panel("Differences, member by member", "the same members under both, 95 % intervals");
-  const accuracy = differences.filter(
-    (gap) => gap.quantity === "test_accuracy" && gap.baseline === controllers[0].name,
-  );
-  if (accuracy.length) paired.body.append(drawDifferences(accuracy, controllers[0].name));
-  paired.body.append(
-    table(
-      ["controller", "against", "quantity", "difference"],
-      differences.map((gap) => [
-        gap.controller,
-        gap.baseline,
-        QUANTITIES[gap.quantity]?.name ?? gap.quantity,
-        verdict(gap),
+      ["network", "networks each", ...columns.map(([title]) => title)],
+      controllers.map((c, i) => [
+        h("span", {}, swatch(seriesColour(i)), c.name),
+        c.members.length,
+        ...columns.map(([, quantity, scale, form]) =>
+          interval(times(c.figures[quantity]?.mean, scale), times(c.figures[quantity]?.ci, scale), form),
+        ),
       ]),
     ),
   );
+  return h("div", { class: "outcome" }, shown.root, resultPictures(run, charts));
+}
+
+// Score against compute, and how far each network lies from the first.
+function resultPictures(run, charts) {
+  const { controllers, differences } = run.facts.results;
+  const losses = controllers.some((c) => c.test_loss.length);
+  const paired = panel("Differences, network by network", "the same first weights and data, 95 % intervals");
+  const quantity = losses ? "test_loss" : "test_accuracy";
+  const shown = differences.filter(
+    (gap) => gap.quantity === quantity && gap.baseline === controllers[0].name,
+  );
+  if (shown.length) paired.body.append(drawDifferences(shown, controllers[0].name, quantity));
+  const quantities = [...new Set(differences.map((gap) => gap.quantity))];
+  const rows = controllers.slice(1).map(({ name }) => [
+    name,
+    ...quantities.map((wanted) => {
+      const gap = differences.find((d) => d.controller === name && d.quantity === wanted);
+      return gap ? verdict(gap) : "";
+    }),
+  ]);
+  const names = quantities.map((wanted) => QUANTITIES[wanted]?.name ?? wanted);
+  paired.body.append(table([`against ${controllers[0].name}`, ...names], rows));
+  const [compute, seconds] = ["flops", "seconds"].map((cost) => computeCurves(run, cost, losses, charts));
   return [
-    h("div", { class: "pair" }, frontier.root, differences.length ? paired.root : null),
-    computeCurves(run),
+    (compute || seconds) && h("div", { class: "pair" }, compute, seconds),
+    differences.length > 0 && paired.root,
   ];
 }
 
 // The means of every controller on the way, where they were kept.
-function computeCurves(run) {
+function computeCurves(run, cost, losses, charts) {
   const curves = run.facts.results.controllers.map(({ name, curve }, i) => ({
     name,
     colour: seriesColour(i),
-    dash: i > 7 ? [4, 3] : undefined,
-    x: curve.map(({ flops }) => flops),
-    y: curve.map(({ accuracy }) => times(accuracy, 100)),
+    dash: [undefined, [8, 4], [3, 3], [10, 3, 3, 3]][i % 4],
+    x: curve.map((point) => point[cost]),
+    y: curve.map(({ accuracy, loss }) => (losses ? loss : times(accuracy, 100))),
   }));
-  if (!curves.some(({ x }) => x.length > 1)) return null;
-  run.compute ??= new Chart("Accuracy against compute", {
-    hint: "validation, means over members",
-    yName: "accuracy, %",
-    xName: "FLOPs",
-    form: (v) => fixed(v, 1),
-    height: 240,
-  });
-  run.compute.xForm = short;
-  run.compute.update(onOneAxis(curves));
-  return run.compute.root;
+  if (!curves.some(({ x }) => x.filter(finite).length > 1)) return null;
+  const title = `${losses ? "Loss" : "Accuracy"} against ${cost === "flops" ? "compute" : "time"}`;
+  const chart = (charts[run.name + title] ??= new Chart(title, {
+    hint: `validation, means over networks${losses ? "; down is better" : ""}`,
+    yName: losses ? "loss" : "accuracy, %",
+    xName: cost === "flops" ? "FLOPs" : "seconds of one core",
+    form: (v) => fixed(v, losses ? 2 : 1),
+    height: 260,
+  }));
+  chart.xForm = short;
+  chart.update(onOneAxis(curves));
+  return chart.root;
 }

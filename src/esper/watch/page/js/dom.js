@@ -60,7 +60,7 @@ export function table(titles, rows, classes = "") {
           h(
             "tr",
             {},
-            row.map((value) => h("td", {}, cell(value))),
+            row.map((value, i) => h("td", { "data-title": titles[i] instanceof Node ? null : titles[i] }, cell(value))),
           ),
         ),
       ),

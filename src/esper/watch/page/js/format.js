@@ -32,8 +32,9 @@ export function short(value) {
 
 export const percent = (value, digits = 1) => (finite(value) ? `${fixed(100 * value, digits)} %` : DASH);
 
+// Where nothing varies there is nothing to say of it.
 export function interval(mean, half, form) {
-  return finite(half) ? `${form(mean)} ± ${form(half).replace(/^[+−]/, "")}` : form(mean);
+  return finite(half) && half !== 0 ? `${form(mean)} ± ${form(half).replace(/^[+−]/, "")}` : form(mean);
 }
 
 export function duration(seconds) {

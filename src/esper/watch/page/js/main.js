@@ -195,6 +195,15 @@ async function begin() {
     update({ view: "overview" });
   });
   addEventListener("resize", () => redraw());
+  // On paper the page is light; charts are drawn with the colours of the theme.
+  for (const [event, theme] of [
+    ["beforeprint", "light"],
+    ["afterprint", undefined],
+  ])
+    addEventListener(event, () => {
+      setTheme(theme);
+      repaintCharts();
+    });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     setTheme();
     repaintCharts();

@@ -3,7 +3,7 @@
 import { makeCards } from "./cards.js";
 import { aligned, Chart, onOneAxis } from "./charts.js";
 import { seriesColour } from "./colours.js";
-import { resultPictures } from "./compare.js";
+import { drawResults } from "./compare.js";
 import { fill, h } from "./dom.js";
 import { finite, fixed } from "./format.js";
 import { makeOutcome } from "./outcome.js";
@@ -63,8 +63,9 @@ export function makeOverview() {
   const root = h(
     "div",
     { class: "view overview" },
-    cards.root,
     outcome.root,
+    results.root,
+    cards.root,
     h(
       "div",
       { class: "columns" },
@@ -74,7 +75,6 @@ export function makeOverview() {
         h("div", { class: "pair" }, reward, score.root, twins),
         h("div", { class: "pair" }, accuracy, parameters),
       ),
-      results.root,
       wall.root,
     ),
   );
@@ -131,17 +131,18 @@ function drawScores(chart, growing, moment) {
   chart.update({ ...onOneAxis(own), mark });
 }
 
-// A folder without rounds has results instead of curves.
+// Networks beside each other, where the run compared some.
 function makeResults() {
   const root = h("div", { class: "outcome" });
+  const charts = {};
   let drawn = "";
   return {
     root,
     update(focus) {
-      const shown = focus && !focus.rounds.length && focus.facts?.results?.controllers?.length;
+      const shown = focus && !focus.growth && focus.facts?.results?.controllers?.length;
       const { theme } = document.documentElement.dataset;
       const key = shown ? [focus.name, focus.version, theme, plotWidth()].join() : "";
-      if (key !== drawn) fill(root, shown && resultPictures(focus));
+      if (key !== drawn) fill(root, shown && drawResults(focus, charts));
       root.hidden = !shown;
       drawn = key;
     },

@@ -16,6 +16,7 @@ const icon = (d) =>
 export class Transport {
   // onFrame(step) is called for every picture while the clock runs; the step may lie between two.
   constructor(root, onFrame) {
+    this.root = root;
     this.onFrame = onFrame;
     this.speed = 1;
     this.playing = false;
@@ -38,13 +39,15 @@ export class Transport {
     this.stepText = h("output", { for: "step" });
     this.round.addEventListener("input", () => this.toRound(Number(this.round.value)));
     this.step.addEventListener("input", () => this.toStep(Number(this.step.value)));
+    const track = h("div", { class: "track" }, this.round, this.marks);
+    this.roundLabel = h("label", {}, this.roundName, track, this.roundText);
     fill(
       root,
       button(icon(ICONS.back), "round before (,)", () => this.nextRound(-1)),
       this.playButton,
       button(icon(ICONS.on), "round after (.)", () => this.nextRound(1)),
       this.speedButton,
-      h("label", {}, this.roundName, h("div", { class: "track" }, this.round, this.marks), this.roundText),
+      this.roundLabel,
       h("label", {}, this.stepName, h("div", { class: "track" }, this.step), this.stepText),
       this.liveButton,
     );
@@ -54,6 +57,7 @@ export class Transport {
     this.moment = moment;
     const { focus, trajectories, record, shown } = moment;
     const kept = focus?.shown ?? [];
+    this.root.hidden = !focus?.rounds.length && !kept.length; // there is nothing to replay
     const newest = focus?.growth ? 0 : Math.max(focus?.last?.round ?? 0, kept.at(-1) ?? 0);
     const first = Math.min(focus?.rounds[0]?.round ?? Infinity, kept[0] ?? Infinity, newest);
     const at = focus?.growth ? shown : (record?.round ?? shown);
@@ -62,10 +66,11 @@ export class Transport {
     this.round.disabled = newest <= Number(this.round.min);
     const of = focus?.last?.rounds ?? newest;
     const elsewhere = shown !== null && at !== null && shown !== at ? ` · members of round ${shown}` : "";
-    const named = trajectories?.label || (newest === 0 && "one episode");
+    const named = trajectories?.label;
     this.roundText.textContent =
       named || at === null ? named || "–" : `${at} of ${Math.max(of, newest)}${elsewhere}`;
     this.roundName.textContent = trajectories?.label ? "controller" : "round";
+    this.roundLabel.hidden = newest === 0; // of one episode there are steps alone
     this.stepName.textContent = focus?.growth ? "epoch" : "step";
     const span = Math.max(newest - this.round.min, 1);
     fill(

@@ -1,0 +1,254 @@
+"""The networks of `esper demo`: a small GPT trained plainly, with half of its layers, and grown into.
+
+All of them predict the next character of the Python standard library's sources, with the same data in the
+same order. Each is trained in a process of its own with one thread, and kept in a file as soon as it is done.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.growing.estimate import TOKENS as LAW
+from esper.growing.progressive import Progressive, count_flops
+from esper.runs.console import interval
+from esper.runs.files import file_in, read_json, write_atomically
+from esper.runs.schema import (
+    Comparison,
+    ControllerResult,
+    CurvePoint,
+    from_json,
+    paired_differences,
+    to_json,
+)
+from esper.simic.costs import TRAINING_PASSES
+from esper.tasks import Split, load_task
+from esper.utils.errors import UserError
+from esper.utils.statistics import mean_interval, paired_interval
+
+LAYERS, WIDTH, HEADS, BATCH = 4, 24, 2, 16
+TOKENS = 10.0  # for each parameter of a block, of plain training: few, so that it takes a minute
+# For each of the first three arms the best of 0.003, 0.006, 0.012 and 0.024, by two networks at 12 tokens.
+RATE = 0.012
+LESS = 0.8  # of the compute, for the arm that shows what growth saves
+POINTS = 12  # of a curve
+WORKERS = 2  # processes; more of them gain nothing on two cores
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train the network."""
+
+    name: str
+    layers: int
+    grows: bool
+    compute: float  # relative to plain training
+
+
+ARMS = (
+    Arm("plain", LAYERS, False, 1.0),
+    Arm("half of the layers", LAYERS // 2, False, 1.0),
+    Arm("grown", LAYERS, True, 1.0),
+    Arm(f"grown, {1 - LESS:.0%} less compute", LAYERS, True, LESS),
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One network to train, and the file for it."""
+
+    arm: Arm
+    seed: int
+    tokens: float  # as TOKENS
+    path: Path
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, each behind a norm and added to what comes in.  # [B, T, D]"""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        for layer in (self.qkv, self.out, self.up, self.down):
+            # What all blocks add together stays near 1, as in GPT-2.
+            scale = (2 * layers) ** -0.5 if layer in (self.out, self.down) else 1.0
+            nn.init.normal_(layer.weight, std=0.1 * scale)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norms[0](x)).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        added: Tensor = self.down(F.relu(self.up(self.norms[1](x))))
+        return x + added
+
+
+class GPT(nn.Module):
+    """A language model of so many blocks.  # [B, T] int64 → [B, T, vocabulary]"""
+
+    def __init__(self, layers: int, vocabulary: int, context: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, WIDTH), nn.Embedding(context, WIDTH)
+        self.blocks = nn.Sequential(*(Block(layers) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, vocabulary)
+        for part in (self.tokens, self.positions, self.head):
+            nn.init.normal_(part.weight, std=0.1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions.weight)))
+        return logits
+
+
+def train(job: Job) -> None:
+    """Train a network for the FLOPs of its arm and write what it reached to its file."""
+    torch.set_num_threads(1)
+    torch.manual_seed(job.seed)
+    arm, task = job.arm, load_task("text")
+    sizes = (task.num_classes, *task.input_shape)
+    example = (task.train.inputs[:BATCH],)
+    whole, model = GPT(LAYERS, *sizes), GPT(arm.layers, *sizes)
+    batches = job.tokens * sum(p.numel() for p in whole.blocks.parameters()) / example[0].numel()
+    budget = arm.compute * batches * count_flops(whole, example)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1, fused=True)
+    per_step = count_flops(model, example)
+    grower, steps = None, round(budget / per_step)
+    if arm.grows:  # what half of the blocks save at first is spent on more steps
+        when: dict[str, Any] = {"grow_at": LAW.grow_at(job.tokens), "example": example}
+        trial = Progressive(whole, torch.optim.SGD(whole.parameters()), 10_000, **when)
+        steps = round(budget / per_step / (1 - trial.saved))
+        grower = Progressive(model, optimizer, steps, **when)
+    parameters, warm = sum(p.numel() for p in model.parameters()), max(steps // 20, 1)
+    glance = task.validation.subset(torch.arange(256))
+    order = torch.Generator().manual_seed(job.seed)
+    flops, seconds, curve = 0.0, 0.0, list[CurvePoint]()
+    for step in range(steps):
+        begun = time.process_time()
+        for group in optimizer.param_groups:  # a linear rise, then a linear fall to 0
+            group["lr"] = RATE * min((step + 1) / warm, (steps - step) / (steps - warm + 1))
+        batch = task.train.subset(torch.randint(len(task.train), (BATCH,), generator=order))
+        F.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        flops += TRAINING_PASSES * per_step * (grower.share if grower else 1.0)
+        if grower:
+            grower.step()
+        seconds += time.process_time() - begun
+        if (step + 1) * POINTS // steps > step * POINTS // steps:
+            loss, accuracy = evaluate(model, glance)
+            curve.append(CurvePoint(flops, accuracy, parameters, loss, seconds))
+    loss, accuracy = evaluate(model, task.held_out.read())
+    measured = ([accuracy], [parameters], [steps], [flops])
+    result = ControllerResult(
+        arm.name, [job.seed], *measured, curve=curve, test_loss=[loss], seconds=[seconds]
+    )
+    write_atomically(job.path, to_json(result).encode())
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
+    """Return the mean loss of a character, and the share of characters that are predicted."""
+    logits, targets = model(split.inputs).flatten(0, 1), split.targets.flatten()
+    return F.cross_entropy(logits, targets).item(), (logits.argmax(1) == targets).float().mean().item()
+
+
+def train_networks(folder: Path, networks: int, advance: Callable[[float], None]) -> None:
+    """Train the networks that a run folder lacks; `advance` is told how many of all are done."""
+    (folder / "networks").mkdir(exist_ok=True)
+    jobs = [Job(arm, seed, TOKENS, folder / file_of(arm, seed)) for seed in range(networks) for arm in ARMS]
+    missing = [job for job in jobs if not job.path.exists()]
+    if not missing:
+        return
+    workers = min(WORKERS, os.cpu_count() or 1, len(missing))
+    # A fork of a process that has run torch may hang; fresh processes do not.
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    # Ctrl-C is sent to all processes. New ones ignore it from their first moment on: this one ends them.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        trainings = [pool.submit(train, job) for job in missing]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        for done, training in enumerate(as_completed(trainings), len(jobs) - len(missing) + 1):
+            training.result()
+            advance(min(done + (workers - 1) / 2, len(jobs)))  # the others are half done on the mean
+    except BrokenProcessPool:
+        raise UserError(
+            "a process that trained networks ended, perhaps for lack of memory; "
+            f"go on with: esper resume {folder}"
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.terminate()
+
+
+def file_of(arm: Arm, seed: int) -> str:
+    """Return the name of the file, in a run folder, that holds what one network reached."""
+    return f"networks/{ARMS.index(arm)}-{seed}.json"
+
+
+def compare_networks(folder: Path, networks: int, remarks: Sequence[str]) -> Comparison:
+    """Return the networks of a run folder side by side, with the verdict."""
+    arms = []
+    for arm in ARMS:
+        paths = [file_in(folder, file_of(arm, seed)) for seed in range(networks)]
+        each = [from_json(ControllerResult, read_json(path), str(path)) for path in paths]
+        columns = {
+            f.name: [value for one in each for value in getattr(one, f.name)] for f in fields(each[0])[1:]
+        }
+        # A curve has the same steps for all networks of an arm.
+        points = zip(*(map(astuple, one.curve) for one in each), strict=True)
+        columns["curve"] = [CurvePoint(*np.mean(list(point), axis=0).tolist()) for point in points]
+        arms.append(ControllerResult(arm.name, **columns))
+    host = f"a GPT of {LAYERS} layers, width {WIDTH}"
+    return Comparison("text", host, arms, paired_differences(arms), remarks, verdicts(arms))
+
+
+def verdicts(arms: Sequence[ControllerResult]) -> list[str]:
+    """Say in sentences what the losses of the arms, in the order of ARMS, show."""
+    plain, half, grown, less = arms
+
+    def told(one: ControllerResult, other: ControllerResult) -> tuple[float, float, str]:
+        mean, ci = paired_interval(one.test_loss, other.test_loss)
+        losses = " against ".join(f"{mean_interval(arm.test_loss)[0]:.3f}" for arm in (one, other))
+        return mean, ci, f"{losses}, difference {interval(mean, ci, '+.3f')}"
+
+    saving, saving_ci, saving_text = told(less, plain)
+    gain, gain_ci, gain_text = told(grown, plain)
+    if saving + saving_ci < 0:
+        share = 1 - mean_interval(less.flops)[0] / mean_interval(plain.flops)[0]
+        first = (
+            f"Same network, {share:.0%} less compute: grown into, it has the lower test loss ({saving_text})."
+        )
+    elif gain + gain_ci < 0:
+        first = f"Same network, same compute, lower loss: grown into against trained plainly, {gain_text}."
+    elif gain - gain_ci > 0:
+        first = f"Growing was worse than plain training of the same network here: test loss {gain_text}."
+    else:
+        first = (
+            f"No difference: the grown network and the plainly trained one have test losses of {gain_text}."
+        )
+    second = (
+        f"At equal compute, grown against plain: test loss {gain_text}, {len(plain.members)} networks each."
+    )
+    size, size_ci, size_text = told(half, grown)
+    word = "is not clearly apart from" if abs(size) <= size_ci else "is behind" if size > 0 else "is ahead of"
+    third = f"Half of the layers from the start {word} the grown network at equal compute: {size_text}."
+    if size + size_ci < 0:
+        third += " So small a budget is not enough for all layers; with more it is (docs/handbook.md)."
+    return [first, second, third]

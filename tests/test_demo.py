@@ -1,0 +1,77 @@
+"""`esper demo`: it is completed after an interruption, and its verdict is what the losses say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from esper import cli
+from esper.commands import demo_networks
+from esper.commands.demo_networks import ARMS, LESS, verdicts
+from esper.runs.run_folder import RunFolder
+from esper.runs.schema import ControllerResult
+from tests.tiny import sets
+
+
+def test_a_demo_is_completed_and_says_what_came_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo_networks, "TOKENS", 0.4)
+    out = tmp_path / "demo"
+
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("esper.commands.demo.try_controller", stop)
+        assert cli.run(["demo", "--out", str(out), "-n", "2", *sets("task=spirals")]) == 130
+    assert f"esper resume {out}" in capsys.readouterr().err
+    networks = sorted((out / "networks").iterdir())
+    assert len(networks) == 2 * len(ARMS)
+    networks[0].unlink()
+    networks[1].write_bytes(networks[1].read_bytes())
+    kept = {path: path.stat().st_mtime_ns for path in networks[1:]}
+    assert RunFolder.read(out).results() is None
+
+    assert cli.run(["resume", str(out)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in networks[1:]} == kept, "nothing is done twice"
+    results = RunFolder.read(out).results()
+    assert results is not None
+    assert [arm.name for arm in results.controllers] == [arm.name for arm in ARMS]
+    plain, *others, less = ([flops for flops in arm.flops] for arm in results.controllers)
+    for other in others:
+        assert other == pytest.approx(plain, rel=0.05), "equal compute"
+    assert less == pytest.approx([LESS * flops for flops in plain], rel=0.05)
+    assert all(len(arm.curve) == demo_networks.POINTS for arm in results.controllers)
+    output = capsys.readouterr().out
+    assert output.index(results.verdicts[0]) < output.index("report.html")
+    assert re.search(r"On \d+ fresh networks it reaches [-+\d.]+", output)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert '"sentences":["' + results.verdicts[0].split(":")[0] in page, "the report opens with the verdict"
+    assert cli.run(["resume", str(out)]) == 0
+    assert "nothing is left to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("losses", "first", "third"),
+    [
+        ((2.0, 2.1, 1.7, 1.8), "Same network, 20% less compute", "behind"),
+        ((2.0, 1.6, 1.8, 2.1), "Same network, same compute, lower loss", "ahead"),
+        ((2.0, 2.2, 2.2, 2.3), "Growing was worse than plain training", "not clearly apart"),
+        ((2.0, 2.2, 2.0, 2.3), "No difference", "behind"),
+    ],
+)
+def test_the_verdict_is_what_the_losses_say(losses: tuple[float, ...], first: str, third: str) -> None:
+    noise = ((0.01, -0.01, 0.02), (-0.01, 0.01, 0.02), (0.0, 0.02, -0.02), (0.01, 0.0, -0.01))
+    arms = [
+        ControllerResult(
+            arm.name, [0, 1, 2], [0.5] * 3, [9.0] * 3, [1.0] * 3, [1e9 * arm.compute] * 3,
+            test_loss=[loss + by for by in each],
+        )
+        for arm, loss, each in zip(ARMS, losses, noise, strict=True)
+    ]  # fmt: skip
+    told = verdicts(arms)
+    assert told[0].startswith(first)
+    assert third in told[2]
