@@ -45,6 +45,7 @@ class WidenOnPlateau(Controller):
 def main(epochs: int = 20) -> esper.Grown:
     """Let it decide for one model of your own."""
     digits = load_task("digits")
+    torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.ReLU(), torch.nn.Linear(4, 10)
     )

@@ -56,7 +56,7 @@ def run_own_blueprint(module: Any) -> None:
 
 
 def run_own_controller(module: Any) -> None:
-    assert "planted WIDEN_FULL" in module.main(epochs=6).report()
+    assert "planted WIDEN_FULL" in module.main(epochs=10).report()
 
 
 def run_adapters(module: Any) -> None:
