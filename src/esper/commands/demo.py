@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from esper.runs.schema import RoundSummary
     from esper.training import TrainingRun
 
-USUAL_NETWORKS = 3
+USUAL_NETWORKS = 4
 FRESH = 16  # networks that the trained controller is tried on
 
 
