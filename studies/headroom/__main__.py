@@ -27,7 +27,7 @@ from studies.headroom.analysis import report
 from studies.headroom.cells import QUICK, Scale, draw_group
 from studies.headroom.runs import QUICK_ARMS, TWINS, Arms, run_group
 
-QUICK_GROUPS = 4
+GROUPS, QUICK_GROUPS = 64, 4
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,11 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", type=command_line.existing_device, default="cpu")
     parser.add_argument("--out", type=Path, help="a file that gets a line of JSON for each cell")
     parser.add_argument("--families", nargs="+", choices=names, default=names)
-    parser.add_argument("--groups", type=command_line.positive, default=64, help="populations of cells")
+    parser.add_argument(
+        "--groups",
+        type=command_line.positive,
+        help=f"populations of cells, by default {GROUPS}, or {QUICK_GROUPS} with --quick",
+    )
     parser.add_argument("--cells", type=command_line.positive, default=Scale.cells, help="of a group")
     parser.add_argument("--twins", type=int, choices=range(2, 9), default=TWINS, help="networks of each arm")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no group after these")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_GROUPS} small groups of tables")
+    parser.add_argument("--quick", action="store_true", help="small groups of tables")
     parser.add_argument("--read", type=Path, nargs="+", help="files to report on")
     given = parser.parse_args(arguments)
     if given.read:
@@ -53,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_float32_matmul_precision("high")
     scale = QUICK if given.quick else Scale(families=tuple(given.families), cells=given.cells)
     began = time.perf_counter()
-    for index in range(QUICK_GROUPS if given.quick else given.groups):
+    for index in range(given.groups or (QUICK_GROUPS if given.quick else GROUPS)):
         if time.perf_counter() - began > 60 * given.minutes:
             break
         try:  # several processes share the groups: who makes the file first trains the group
