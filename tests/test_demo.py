@@ -47,7 +47,7 @@ def test_a_demo_is_completed_and_says_what_came_out(
     assert all(len(arm.curve) == demo_networks.POINTS for arm in results.controllers)
     output = capsys.readouterr().out
     assert output.index(results.verdicts[0]) < output.index("report.html")
-    assert re.search(r"On \d+ fresh networks it reaches [-+\d.]+", output)
+    assert re.search(r"on \d+ fresh ones the controller reaches [-+\d.]+", output)
     page = (out / "report.html").read_text(encoding="utf-8")
     assert '"sentences":["' + results.verdicts[0].split(":")[0] in page, "the report opens with the verdict"
     assert cli.run(["resume", str(out)]) == 0
@@ -72,6 +72,6 @@ def test_the_verdict_is_what_the_losses_say(losses: tuple[float, ...], first: st
         )
         for arm, loss, each in zip(ARMS, losses, noise, strict=True)
     ]  # fmt: skip
-    told = verdicts(arms)
-    assert told[0].startswith(first)
-    assert third in told[2]
+    sentences = verdicts(arms)
+    assert sentences[0].startswith(first)
+    assert third in sentences[2]

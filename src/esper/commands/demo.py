@@ -93,8 +93,10 @@ def try_controller(run: TrainingRun) -> str:
     mean, half = paired_interval(grown, static)
     points = interval(100 * mean, 100 * half, "+.1f")
     sizes = [line["parameter_ratio_mean"] for line in run.folder.metrics_file]
+    learned = "less" if sizes[-1] < sizes[0] else "more"
+    worth = "does not pay" if mean + half < 0 else "pays" if mean - half > 0 else "makes no difference"
     return (
-        f"The controller let networks grow to {sizes[0]:.2f} times their size in the first round and to "
-        f"{sizes[-1]:.2f} in the last. On {FRESH} fresh networks it reaches {points} points of test accuracy "
-        "against the same networks without growth, at equal compute."
+        f"On these networks growth {worth}: on {FRESH} fresh ones the controller reaches {points} points of "
+        f"test accuracy against no growth, at equal compute. It learned to grow {learned}: to {sizes[0]:.2f} "
+        f"times the size in the first round, {sizes[-1]:.2f} in the last."
     )
