@@ -10,7 +10,7 @@ import pytest
 
 from esper.tasks import load_task
 from studies import growth_grid, growth_trainer
-from studies.growth_grid import FAMILIES, finals, pilot, plan, train
+from studies.growth_grid import FAMILIES, TrainingStep, finals, pilot, plan, train
 
 RESULTS = Path(growth_grid.__file__).parent / "results"
 
@@ -28,6 +28,18 @@ def test_arms_train_for_equal_flops_or_equal_steps(monkeypatch: pytest.MonkeyPat
     for result in results:
         assert result["curve"][-1][0] == result["flops"]
         assert result["validation"] < result["curve"][0][2]
+
+
+@pytest.mark.gpu
+def test_captured_steps_train_as_plain_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "tiny", replace(FAMILIES["resmlp"], depth=4, width=64, validation=2000))
+    arm, task = finals(["tiny"], [2e10], 0.3, [0.01] * 3)[0], load_task("letter")
+    captured = train(arm, task, "cuda")
+    monkeypatch.setattr(TrainingStep, "WARM_UP", sum(captured["steps"]) + 1)
+    plain = train(arm, task, "cuda")
+    assert captured["compiling"] < plain["compiling"]
+    assert captured["validation"] == pytest.approx(plain["validation"], abs=0.02)
+    assert captured["curve"][0][2] == pytest.approx(plain["curve"][0][2], abs=0.02)
 
 
 def test_every_arm_of_the_pilot_spends_the_budget() -> None:
