@@ -70,10 +70,12 @@ def test_advice_follows_from_tokens_per_parameter(tokens: float, advice: str, gr
     assert "outside of what was measured" in str(expected)  # so few parameters were not
 
 
-def test_a_small_language_model_is_trained_plainly() -> None:
-    expected = esper.estimate(GPT(256, 16, 32, 8, 2), tokens=20 * 100_000)
+@pytest.mark.parametrize(("width", "limit"), [(32, "below 1,000,000"), (384, "above 10,000,000")])
+def test_language_models_of_other_sizes_are_trained_plainly(width: int, limit: str) -> None:
+    model = GPT(256, 16, width, 8, 2)
+    expected = esper.estimate(model, tokens=20 * count_parameters(model))
     assert (expected.advice, expected.grow_at) == ("do not grow", None)
-    assert "parameters without embeddings, and below 1,000,000 growth was ahead in some" in expected.reason
+    assert f"parameters without embeddings, and {limit} growth was ahead in some" in expected.reason
 
 
 def test_flops_are_counted_where_an_example_is_given() -> None:

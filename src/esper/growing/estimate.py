@@ -28,7 +28,7 @@ class Law:
     deviation: float  # of the measured shares of FLOPs from the law
     measured: tuple[float, float]  # targets per parameter, the least and the most
     sizes: tuple[float, float]  # parameters, the least and the most
-    least_size: float  # parameters: below, growth was ahead in some runs and behind in others
+    useful_sizes: tuple[float, float]  # parameters: elsewhere growth was behind in some runs
     smaller_below: float  # targets per parameter: with fewer, half of the depth is level or ahead
     most: float  # targets per parameter: with more, plain training is level or ahead; 0: always
     first: float  # targets per parameter that half of the blocks are for, in FLOPs of the whole model
@@ -52,12 +52,33 @@ class Law:
 # that were tried is half of the compute at 3.6 tokens a parameter, 0.3 at 14 and 0.12 at 43: about the same
 # amount at the larger two.
 # A GPT of 0.1 million parameters was 2.8 points of accuracy ahead of plain training at 10 tokens a parameter,
-# and 0.5 points behind at 20 (examples/grow_into.py).
-TOKENS = Law("tokens", 1.88, 0.03, (3.5, 43.0), (3.6e6, 6.4e6), 1e6, smaller_below=10.0, most=40.0, first=4.6)
+# and 0.5 points behind at 20 (examples/grow_into.py). One of 21 million was behind at 20 tokens with the
+# learning rate of plain training, and ahead with twice that rate, at which plain training was not run.
+TOKENS = Law(
+    "tokens",
+    saves=1.88,
+    deviation=0.03,
+    measured=(3.5, 43.0),
+    sizes=(3.6e6, 6.4e6),
+    useful_sizes=(1e6, 1e7),
+    smaller_below=10.0,
+    most=40.0,
+    first=4.6,
+)
 # Samples with one label. A ResNet on CIFAR-10 and a perceptron on `letter` gained nothing at 3.6 and 4.1
 # samples a parameter. At 0.9 and 0.2 a ResNet and a ViT gained, and half of their depth was level with the
 # grown ones; a perceptron of 137,000 parameters lost 0.1 to 0.4 points in three runs at 1.2.
-SAMPLES = Law("samples", 0.0, 0.0, (0.2, 14.0), (3.6e4, 3.6e6), 0, smaller_below=1.0, most=0.0, first=0.0)
+SAMPLES = Law(
+    "samples",
+    saves=0.0,
+    deviation=0.0,
+    measured=(0.2, 14.0),
+    sizes=(3.6e4, 3.6e6),
+    useful_sizes=(0.0, math.inf),
+    smaller_below=1.0,
+    most=0.0,
+    first=0.0,
+)
 
 
 @dataclass(frozen=True)
@@ -79,8 +100,8 @@ class Estimate:
     @property
     def advice(self) -> Advice:
         """What to do."""
-        large = self.parameters >= self.law.least_size
-        if large and self.blocks >= FEWEST_BLOCKS and self.per_parameter < self.law.smaller_below:
+        large_enough = self.parameters >= self.law.useful_sizes[0]
+        if large_enough and self.blocks >= FEWEST_BLOCKS and self.per_parameter < self.law.smaller_below:
             return "take half of the depth"
         return "do not grow" if self.grow_at is None else "grow"
 
@@ -91,10 +112,12 @@ class Estimate:
         if self.blocks < FEWEST_BLOCKS:
             return f"{self.name} has {self.blocks} blocks of one shape in a row, fewer than {FEWEST_BLOCKS}"
         seen = f"training sees {self.per_parameter:.2g} {law.targets} for each parameter of {self.name}"
-        if self.per_parameter <= law.most and self.parameters < law.least_size:
+        least, most = law.useful_sizes
+        if self.advice == "do not grow" and self.per_parameter <= law.most:
+            limit = f"below {least:,.0f}" if self.parameters < least else f"above {most:,.0f}"
             return (
-                f"{self.name} has {self.parameters:,} parameters without embeddings, and below "
-                f"{law.least_size:,.0f} growth was ahead in some runs and behind in others"
+                f"{self.name} has {self.parameters:,} parameters without embeddings, and {limit} "
+                "growth was ahead in some runs and behind in others"
             )
         if self.advice == "do not grow" and not law.most:
             return f"{seen}, and growth was level with plain training or behind for such data"
@@ -112,8 +135,9 @@ class Estimate:
     @property
     def grow_at(self) -> float | None:
         """When to grow from half of the blocks, as a fraction of the steps, at equal FLOPs; None: never."""
-        law, few = self.law, self.blocks < FEWEST_BLOCKS or self.parameters < self.law.least_size
-        return None if few or self.per_parameter > law.most else law.grow_at(self.per_parameter)
+        least, most = self.law.useful_sizes
+        pays = least <= self.parameters <= most and self.per_parameter <= self.law.most
+        return self.law.grow_at(self.per_parameter) if pays and self.blocks >= FEWEST_BLOCKS else None
 
     @property
     def grow_at_equal_steps(self) -> float | None:
