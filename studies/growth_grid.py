@@ -41,6 +41,7 @@ from studies import command_line, gpt
 
 DECAY = 0.4  # of the compute
 EQUAL_STEPS_AT = 0.36  # of the steps: saves 18 % of the FLOPs, about what growth saves at equal loss
+OUTPUTS = {"proj", "down"}  # layers that add to the residual stream
 SHIFT = 4  # pixels by which training images are shifted at most
 
 Batches = Callable[[], tuple[Tensor, Tensor]]
@@ -182,7 +183,8 @@ class Arm:
     rate: float
     start: int = 0  # active layers at first; 0: all
     grow_at: tuple[float, ...] = ()  # fractions of the compute
-    order: str = "interleaved"
+    order: str = "interleaved"  # stacked; or zeroed: new layers are fresh and add nothing at first
+    tied: float | None = None  # fraction of the steps until which new layers share the weights of old ones
     equal_steps: bool = False  # as many steps as without growth, so fewer FLOPs; grow_at is of the steps
     seed: int = 0
     warmup: float = 0.02  # of the compute
@@ -198,8 +200,9 @@ class Arm:
         if not self.start:
             return f"fixed {self.depth}x{self.width}"
         times = "+".join(f"{at:g}" for at in self.grow_at)
+        tied = "" if self.tied is None else f" tied to {self.tied:g}"
         equal = " equal steps" if self.equal_steps else ""
-        return f"{self.start}→{self.depth}x{self.width} at {times} {self.order}{equal}"
+        return f"{self.start}→{self.depth}x{self.width} at {times} {self.order}{tied}{equal}"
 
 
 def plan(arm: Arm) -> tuple[list[int], list[float]]:
@@ -301,7 +304,14 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
         at = [sum(steps[: hop + 1]) / total for hop in range(len(arm.grow_at))]
         example = (task.train.inputs[:1].to(device),)
         grower = Progressive(
-            model, optimizer, total, start=arm.start / arm.depth, grow_at=at, order=arm.order, example=example
+            model,
+            optimizer,
+            total,
+            start=arm.start / arm.depth,
+            grow_at=at,
+            order="stacked" if arm.order == "stacked" else "interleaved",
+            example=example,
+            tied=arm.tied,
         )
     update = TrainingStep(model, optimizer, device)
     data, batch = task.train.to(device), arm.batch or family.batch
@@ -314,8 +324,12 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
     for step, cost in enumerate(per_step):
         update(take(), arm.rate * rate_share(spent / whole, arm.warmup))
         spent += cost
-        if grower is not None and grower.step():
-            update.reset()
+        if grower is not None:
+            before = [each.active for each in grower.lists]
+            if grower.step():
+                if arm.order == "zeroed":
+                    restart_blocks(grower, before, family.make(arm.width, arm.depth), optimizer)
+                update.reset()
         if (step + 1) % every == 0 or step + 1 == total:
             if device != "cpu":
                 torch.cuda.synchronize()
@@ -341,6 +355,22 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
         "gpu": torch.cuda.get_device_name() if device != "cpu" else platform.machine(),
         "curve": curve,
     }
+
+
+@torch.no_grad()
+def restart_blocks(
+    grower: Progressive, before: Sequence[Sequence[int]], fresh: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Give the weights of a fresh network, with outputs of zero, to blocks that were not active before."""
+    drawn = dict(fresh.named_parameters())
+    for each, old in zip(grower.lists, before, strict=True):
+        for k in (k for k in each.active if k not in old):
+            for name, parameter in each.blocks[k].named_parameters():
+                parameter.copy_(drawn[f"{each.names[k]}.{name}"])
+                if name.split(".")[0] in OUTPUTS:
+                    parameter.zero_()
+                for value in optimizer.state[parameter].values():
+                    value.zero_()
 
 
 def _layout(family: Family) -> torch.memory_format:

@@ -7,10 +7,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
+from esper.growing.progressive import Progressive
 from esper.tasks import load_task
+from esper.tasks.task import HostSpec, Split, Task, TestSplit
 from studies import growth_grid, growth_trainer
-from studies.growth_grid import FAMILIES, TrainingStep, finals, pilot, plan, train
+from studies.growth_grid import (
+    FAMILIES,
+    Arm,
+    TrainingStep,
+    adamw,
+    finals,
+    make_gpt,
+    pilot,
+    plan,
+    restart_blocks,
+    train,
+)
 
 RESULTS = Path(growth_grid.__file__).parent / "results"
 
@@ -30,10 +45,46 @@ def test_arms_train_for_equal_flops_or_equal_steps(monkeypatch: pytest.MonkeyPat
         assert result["validation"] < result["curve"][0][2]
 
 
+def test_fresh_blocks_with_outputs_of_zero_change_nothing_at_first() -> None:
+    model = make_gpt(64, 4)
+    optimizer = adamw(model, 1e-3, 0.1)
+    tokens = torch.randint(256, (2, 32))
+    grower = Progressive(model, optimizer, 4, grow_at=0.5, example=(tokens,))
+    before = [each.active for each in grower.lists]
+    for _ in range(2):
+        logits = model(tokens)
+        F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+        logits = model(tokens)
+        grower.step()
+    assert grower.whole
+    assert not torch.allclose(model(tokens), logits)
+    restart_blocks(grower, before, make_gpt(64, 4), optimizer)
+    torch.testing.assert_close(model(tokens), logits)
+    new = model.layers[1]
+    assert all(not value.any() for p in new.parameters() for value in optimizer.state[p].values())
+
+
+@pytest.mark.parametrize(("order", "tied"), [("zeroed", None), ("interleaved", 0.8), ("interleaved", 1.0)])
+def test_controls_train_for_the_budget(
+    order: str, tied: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FAMILIES, "tiny", replace(FAMILIES["resmlp"], depth=4, width=8, validation=200))
+    arm = Arm("tiny", 4e6, 4, 8, 0.02, start=2, grow_at=(0.3,), order=order, tied=tied, batch=16)
+    result = train(arm, load_task("letter"), "cpu")
+    assert result["flops"] == pytest.approx(4e6, rel=0.03)
+    assert result["validation"] < result["curve"][0][2]
+    assert order in result["name"]
+    assert ("tied" in result["name"]) == (tied is not None)
+
+
 @pytest.mark.gpu
 def test_captured_steps_train_as_plain_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES, "tiny", replace(FAMILIES["resmlp"], depth=4, width=64, validation=2000))
-    arm, task = finals(["tiny"], [2e10], 0.3, [0.01] * 3)[0], load_task("letter")
+    inputs = torch.randn(4000, 16, generator=torch.Generator().manual_seed(0))
+    data = Split(inputs, (inputs[:, :4] > 0).long() @ torch.tensor([1, 2, 4, 8]))
+    task = Task("signs", "mlp", (16,), 26, data, data, TestSplit(data), HostSpec("resmlp"))
+    arm = finals(["tiny"], [2e10], 0.3, [0.01] * 3)[0]
     captured = train(arm, task, "cuda")
     monkeypatch.setattr(TrainingStep, "WARM_UP", sum(captured["steps"]) + 1)
     plain = train(arm, task, "cuda")
