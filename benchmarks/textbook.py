@@ -53,27 +53,32 @@ CHOOSING = 1000  # the member that chooses the learning rate, and the seed of th
 class GPTLayer(nn.Module):
     """A pre-norm transformer layer in the shape of nanoGPT, with biases."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, dropout
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(self.ln_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(*qkv, is_causal=True)  # [B, heads, T, D / heads]
-        x = x + self.proj(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.ln_2(x))))
+        dropout = self.dropout if self.training else 0.0
+        # [B, heads, T, D / heads]
+        mixed = F.scaled_dot_product_attention(*qkv, dropout_p=dropout, is_causal=True)
+        x = x + F.dropout(self.proj(mixed.transpose(1, 2).flatten(2)), dropout)
+        return x + F.dropout(self.down(F.gelu(self.up(self.ln_2(x)))), dropout)
 
 
 class GPT(nn.Module):
     """nanoGPT's network: std 0.02, residual projections scaled by depth, the head tied to the embedding."""
 
-    def __init__(self, vocabulary: int, context: int, width: int, depth: int, heads: int) -> None:
+    def __init__(
+        self, vocabulary: int, context: int, width: int, depth: int, heads: int, dropout: float = 0.0
+    ) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.layers = nn.Sequential(*(GPTLayer(width, heads) for _ in range(depth)))
+        self.layers = nn.Sequential(*(GPTLayer(width, heads, dropout) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
@@ -84,7 +89,7 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        x = self.dropout(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]])
         logits: Tensor = self.head(self.norm(self.layers(x)))
         return logits
 
