@@ -168,8 +168,7 @@ def test_seeds_fold_into_plain_layers_that_say_the_same_and_folds_can_be_taken_b
         for k in planted:
             live.fold(k)
             torch.testing.assert_close(said(model, batch), grown, rtol=1e-9, atol=1e-9)
-        for _ in planted:
-            live.unfold()
+        live.reset()
     else:
         for k in planted:
             live.clear(k)
@@ -245,9 +244,7 @@ def test_a_fold_that_fails_takes_nothing_back_but_itself(
         if k == 0:
             live.fold(0)
     before, names = said(model, batch), [(n, p.shape) for n, p in model.named_parameters()]
-    module, name = (
-        (LiveModel, "_describe_widening") if failing == "before" else (widening, "_widen_parameter")
-    )
+    module, name = (LiveModel, "_describe_seed") if failing == "before" else (widening, "_widen_parameter")
     original, calls = getattr(module, name), list[None]()
 
     def broken(*args: Any) -> Any:

@@ -35,7 +35,7 @@ from esper.growing.settings import (
     INTO,
     STATIC,
     GrowSettings,
-    LimitedController,
+    UserController,
     check_settings,
     choose_controller,
 )
@@ -50,6 +50,7 @@ from esper.simic.rollout import Episode
 from esper.simic.telemetry import describe_layers
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Static
 from esper.utils.devices import ANY, choose_device, cpu_threads, threads_for
 from esper.utils.errors import UserError, one_line, raised_at
@@ -195,10 +196,12 @@ class Growth:
             frozen = f"all parameters of {type(model).__name__} are frozen (requires_grad is False)"
             warnings.warn(f"{frozen}: only what grows is trained", stacklevel=2)
         self.environment = LiveEnvironment(self.bodies, epochs)
-        # Limits are for controllers that grow: a model that cannot grow can be trained all the same.
-        allowed, live = settings.blueprints if grows else None, self.bodies.live
-        self.controller = LimitedController(decider, self.bodies, allowed, live.refusals)
-        self.remarks = (*remarks, *self.controller.remarks)  # on what was asked for and cannot be had
+        self.controller, live = UserController(decider), self.bodies.live
+        self.remarks = remarks  # on what was asked for and cannot be had
+        if grows:  # a model in which nothing fits can be trained all the same
+            events = decider.events if isinstance(decider, Schedule) else []
+            scheduled = list(dict.fromkeys(event.blueprint for event in events))
+            self.remarks += tuple(self.bodies.limit_blueprints(settings.blueprints, scheduled))
         self.generators = GeneratorStates(device, loaders)
         self.slot_names = tuple(live.names)
         self.module_names = tuple(graft_name(model, spec) for spec in live.specs)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import islice, takewhile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import length_hint
 from typing import Any
 
@@ -132,6 +132,7 @@ class LivePopulation:
         self.finished = torch.zeros(1, dtype=torch.bool)
         self.idle = False  # one member is never finished before its last step
         self.folding = torch.zeros(1, self.num_slots, dtype=torch.bool)
+        self._allowed = torch.ones(NUM_BLUEPRINTS, dtype=torch.bool)
         self.optimizer = LiveOptimizer(model, settings, self.config)
         self.progressive: Progressive | None = None  # of a model that is grown into
         self._trained_share = 1.0  # of the whole model's FLOPs, in the latest epoch of training
@@ -253,7 +254,36 @@ class LivePopulation:
             table[0, k] &= not self.live.is_widened_elsewhere(k)
             for b in GROWTH_BLUEPRINTS:
                 table[0, k, b] = self.live.can_grow(k, b)
-        return table
+        return table & self._allowed
+
+    def limit_blueprints(self, allowed: Sequence[str] | None, scheduled: Sequence[Blueprint]) -> list[str]:
+        """Let only some blueprints grow, all that fit if None; return what to say of a schedule's others.
+
+        Raises a UserError for limits that leave nothing to grow, and for a schedule that no slot can follow.
+        """
+        fitting = self._fitting()
+        names = list(fitting if allowed is None else allowed)
+        if not names or not set(names) <= set(fitting):
+            known = ", ".join(fitting)
+            raise UserError(f"blueprints are {names}; in a {self.topology} allowed are {known}, at least one")
+        self._allowed = torch.tensor([b.name in names for b in Blueprint])
+        fitting = self._fitting()
+        why = {
+            b: "; ".join(self.live.refusals(b)) or f"{b.name} is not for such a model"
+            for b in scheduled
+            if b.name not in fitting
+        }
+        taken = f"here a slot takes {', '.join(fitting)}"
+        no_slot = {b: f"which no slot of this model takes: {why[b]}; {taken}" for b in why}
+        if no_slot and no_slot.keys() == set(scheduled):
+            listed = ", ".join(b.name for b in no_slot)
+            raise UserError(f"the schedule asks for {listed}, {next(iter(no_slot.values()))}")
+        return [f"{b.name} was asked for, {text}" for b, text in no_slot.items()]
+
+    def _fitting(self) -> list[str]:
+        """Name the blueprints that some slot takes now."""
+        fits = self.growable()[0].any(dim=0)
+        return [b.name for b in Blueprint if fits[b]]
 
     def sync_slots(self, states: SlotStates) -> None:
         """Copy alpha, blend and requires_grad from `states` to the slots, and train what is to be trained."""
@@ -585,33 +615,23 @@ class LivePopulation:
         self.optimizer.restore(self._parameter_names(), moments)
 
     def _rebuild(self, folds: list[list[int]], seeds: Mapping[int, tuple[int, ...]]) -> None:
-        """Plant, fold and unfold until the model has these layers and seeds; weights are restored later.
+        """Give the model these folds and seeds; weights are restored later.
 
         folds: as `Fold.code`; seeds: by slot, blueprint and the number of folds at its birth. A seed depends
-        on the layers that there were when it was planted: all is done again from the earliest birth on.
+        on the layers that there were when it was planted, so that all is done again in its order.
         """
-        present, now = [fold.code for fold in self.live.folds], len(folds)
         living = {k: (s.blueprint, s.born) for k, s in enumerate(self.slots) if s.seed is not None}
-        others = [k for k in range(self.num_slots) if living.get(k) != seeds.get(k)]
-        if present == folds and all(seeds[k][1] == now for k in others if k in seeds):
-            first, alive = now, [(k, *seeds[k]) for k in others if k in seeds]
-        else:
-            others, alive = list(range(self.num_slots)), [(k, *seed) for k, seed in seeds.items()]
-            same = takewhile(lambda both: both[0] == both[1], zip(present, folds, strict=False))
-            first = sum(1 for _ in same)
+        if [fold.code for fold in self.live.folds] == folds and living == seeds:
+            return
+        self.live.reset()
+        self.optimizer.reset()
         planted = [(k, blueprint, born) for k, blueprint, _, born in folds]
-        while (earliest := min((born for *_, born in [*planted[first:], *alive]), default=first)) < first:
-            first = earliest
-        for k in others:
-            self._remove_seed(k)
-        while len(self.live.folds) > first:
-            self.optimizer.unfold(self.live.unfold())
-            self.forget_measurements()
-        for n in range(first, now + 1):
-            for k, blueprint, born in [*planted[n:], *alive]:
+        planted += [(k, blueprint, born) for k, (blueprint, born) in seeds.items()]
+        for n in range(len(folds) + 1):
+            for k, blueprint, born in planted:
                 if born == n:
                     self.live.plant(k, blueprint, self.model_device, 0)
-            if n < now:
+            if n < len(folds):
                 self._fold_seed(folds[n][0], Blend(folds[n][2]))
 
     def forget_measurements(self) -> None:

@@ -1,7 +1,7 @@
 """A user's model with seeds attached to its submodules by hooks, and folds that make them part of it.
 
-A fold changes the model itself: one more block in a list, wider layers, or a plain module behind another. It
-can be taken back, so that a model can return to an earlier state.
+A fold changes the model itself: one more block in a list, wider layers, or a plain module behind another.
+`reset` takes all folds back, so that a model can return to an earlier state by doing some of them again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from esper.growing.slots import SlotSpec, trainable_parameters
 from esper.growing.surgery.insertion import (
     RepeatedBlocks,
     Undo,
-    changed_by_insert,
+    configs_of,
     insert_blocks,
     install_graft,
     trace_graft,
@@ -120,7 +120,7 @@ class LiveSlot(nn.Module):
         return torch.stack([total, vanishing, exploding, ratio])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Fold:
     """A seed that has become part of its model."""
 
@@ -128,9 +128,7 @@ class Fold:
     blueprint: int
     blend: Blend
     born: int  # folds that there were when it was planted
-    module: nn.Module  # that the slot hung on before
     description: str
-    undo: Undo
     parameters: int = 0  # that it added to the model
     grown: list[GrownParameter] = field(default_factory=list)
     moved: list[tuple[nn.Parameter, nn.Parameter]] = field(default_factory=list)  # of the seed → of the model
@@ -150,6 +148,8 @@ class LiveModel:
         self.topology = specs[0].topology
         self.modules = [model.get_submodule(spec.name) for spec in specs]  # that the slots hang on
         self.slots = [LiveSlot(spec) for spec in specs]
+        self._given_modules = list(self.modules)
+        self._restore_given = Undo([*model.modules(), *configs_of(model)])
         self.folds: list[Fold] = []
         self.frozen = not trainable_parameters(model)
         self.host_parameters = max(1, self.model_parameters())  # of the model as it was given
@@ -320,72 +320,56 @@ class LiveModel:
     def fold(self, k: int) -> Fold:
         """Make the seed of slot k part of the model, at its alpha; the slot is empty afterwards."""
         self.detach()
-        before = self.model_parameters()
-        try:
-            fold = self._fold(k)
-        except BaseException:
-            self.attach()
-            raise
-        fold = replace(fold, parameters=self.model_parameters() - before)
-        self.folds.append(fold)
-        self.slots[k].clear()
-        self.version += 1
-        self.attach()
-        return fold
-
-    def _fold(self, k: int) -> Fold:
-        slot, seed, module = self.slots[k], self.slots[k].seed, self.modules[k]
-        fold = partial(Fold, k, slot.blueprint, slot.blend, slot.born, module)
+        before, slot, seed = self.model_parameters(), self.slots[k], self.slots[k].seed
+        fold = Fold(k, slot.blueprint, slot.blend, slot.born, self._describe_seed(k))
         if isinstance(seed, RepeatedBlocks):
-            description, undo = self._describe_repeat(seed), Undo(changed_by_insert(self.model, seed.span))
             seed.copy_modes()
-            with undo.on_failure():
-                self.modules[k] = insert_blocks(self.model, seed.span, list(seed.blocks))
-            return fold(description, undo, moved=[(p, p) for p in seed.parameters()])
-        if isinstance(seed, Widening):
-            description, undo = self._describe_widening(seed), Undo(each.layer for each in seed.widened)
-            with undo.on_failure():
-                grown = seed.fold(slot.alpha)
-            return fold(description, undo, grown=grown)
-        graft = slot.graft()
-        plain = trace_graft(graft, slot.spec.spatial_dims)
-        like = next(graft.parameters(), None)
-        plain.to(None if like is None else like.device, slot.spec.dtype).train(module.training)
-        undo = Undo(m for m in self.model.modules() if module in (m, *m.children()))
-        current = next(n for n, m in self.model.named_modules() if m is module)
-        with undo.on_failure():
-            self.modules[k] = install_graft(self.model, current, slot.spec.in_tuple, plain)
-        moved = list(zip(graft.parameters(), plain.parameters(), strict=True))
-        return fold(f"{Blueprint(slot.blueprint).name} behind {self.names[k]}", undo, moved=moved)
-
-    def unfold(self) -> Fold:
-        """Take the latest fold back; its slot is empty."""
-        self.detach()
-        fold = self.folds.pop()
-        fold.undo()
-        self.modules[fold.slot] = fold.module
-        self.slots[fold.slot].clear()
+            self.modules[k] = insert_blocks(self.model, seed.span, list(seed.blocks))
+            fold.moved = [(p, p) for p in seed.parameters()]
+        elif isinstance(seed, Widening):
+            fold.grown = seed.fold(slot.alpha)
+        else:
+            graft, module = slot.graft(), self.modules[k]
+            plain = trace_graft(graft, slot.spec.spatial_dims)
+            like = next(graft.parameters(), None)
+            plain.to(None if like is None else like.device, slot.spec.dtype).train(module.training)
+            name = next(n for n, m in self.model.named_modules() if m is module)
+            self.modules[k] = install_graft(self.model, name, slot.spec.in_tuple, plain)
+            fold.moved = list(zip(graft.parameters(), plain.parameters(), strict=True))
+        fold.parameters = self.model_parameters() - before
+        self.folds.append(fold)
+        slot.clear()
         self.version += 1
         self.attach()
         return fold
+
+    def reset(self) -> None:
+        """Remove all seeds and take all folds back."""
+        self.detach()
+        for slot in self.slots:
+            slot.clear()
+        if self.folds:
+            self._restore_given()
+            self.modules, self.folds = list(self._given_modules), []
+            self.version += 1
+        self.attach()
 
     def plain_model(self) -> nn.Module:
         """Return a copy of the model on the CPU, in eval mode, with every seed above alpha 0 folded in.
 
         Its class is the model's own; it loads without esper.
         """
-        version, restore_slots, folds = self.version, Undo(self.slots), len(self.folds)
-        try:
-            for k in [k for k, slot in enumerate(self.slots) if slot.seed is not None and slot.alpha > 0]:
-                self.fold(k)
-            self.detach()
-            return copy.deepcopy(self.model).cpu().eval()
-        finally:
-            while len(self.folds) > folds:  # a fold may have failed
-                self.unfold()
-            restore_slots()
-            self.version = version
-            self.attach()
+        other = copy.copy(self)
+        self.detach()
+        # In one call, so that the seeds of the copy refer to the layers of the copy.
+        other.model, other.slots, other.modules = copy.deepcopy((self.model, self.slots, self.modules))
+        self.attach()
+        other.folds, other._handles = [], []
+        for k, slot in enumerate(other.slots):
+            if slot.seed is not None and slot.alpha > 0:
+                other.fold(k)
+        other.detach()
+        return other.model.cpu().eval()
 
     # ---- describing ------------------------------------------------------------------------------------
 
@@ -401,31 +385,30 @@ class LiveModel:
         found: dict[int, tuple[str, int]] = {}
         earlier: list[WidenedLayer] = []
         for k, slot in enumerate(self.slots):
-            if slot.alpha == 0:
+            if slot.alpha == 0 or not isinstance(slot.seed, RepeatedBlocks | Widening):
                 continue
-            if isinstance(slot.seed, RepeatedBlocks):
-                size = sum(p.numel() for p in slot.seed.parameters())
-                found[k] = self._describe_repeat(slot.seed), size
-            elif isinstance(slot.seed, Widening):
-                found[k] = self._describe_widening(slot.seed), slot.seed.count_parameters(earlier)
+            if isinstance(slot.seed, Widening):
+                size = slot.seed.count_parameters(earlier)
                 earlier += slot.seed.widened
+            else:
+                size = sum(p.numel() for p in slot.seed.parameters())
+            found[k] = self._describe_seed(k), size
         return found
 
-    def _describe_repeat(self, seed: RepeatedBlocks) -> str:
-        """Name the block of a list, the entries of a sequence or the whole sequence that is repeated."""
-        blocks, container = seed.span.blocks, seed.span.container
-        names = {module: name for name, module in self.model.named_modules()}
+    def _describe_seed(self, k: int) -> str:
+        """Say how the seed of slot k changes the model."""
+        slot, names = self.slots[k], {module: name for name, module in self.model.named_modules()}
+        if isinstance(slot.seed, Widening):  # as in: conv1 64 → 96 wide
+            producer = next(each for each in slot.seed.widened if each.role is Role.PRODUCER)
+            units = units_out(producer.layer)
+            return f"{names[producer.layer]} {units} → {units + producer.extra} wide"
+        if not isinstance(slot.seed, RepeatedBlocks):
+            return f"{Blueprint(slot.blueprint).name} behind {self.names[k]}"
+        blocks, container = slot.seed.span.blocks, slot.seed.span.container
         if names[container] and len(blocks) == len(list(container.children())) > 1:
             return f"{names[container]} repeated"
         first, last = names[blocks[0]], names[blocks[-1]]
         return f"{first} repeated" if first == last else f"{first} to {last} repeated"
-
-    def _describe_widening(self, seed: Widening) -> str:
-        """Say what a widening changes, as in: conv1 64 → 96 wide."""
-        producer = next(each for each in seed.widened if each.role is Role.PRODUCER)
-        name = next(name for name, module in self.model.named_modules() if module is producer.layer)
-        units = units_out(producer.layer)
-        return f"{name} {units} → {units + producer.extra} wide"
 
 
 def _are_compatible(one: WidenedLayer, other: WidenedLayer) -> bool:

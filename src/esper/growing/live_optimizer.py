@@ -40,6 +40,7 @@ class LiveOptimizer:
                 "model; give it model.parameters(), or the groups that make_optimizer is called with"
             )
         self.seeds: dict[int, list[nn.Parameter]] = {}  # by slot
+        self._given_groups = [dict(group) for group in self.inner.param_groups]
 
     def _make(self, settings: GrowSettings) -> Optimizer:
         config = self.config
@@ -119,14 +120,11 @@ class LiveOptimizer:
         self.remove_seed(k)
         self.host = trainable_parameters(self.model)
 
-    def unfold(self, fold: Fold) -> None:
-        """Put back the parameters from before a fold, without any state."""
-        for grown in reversed(fold.grown):
-            self.inner.state.pop(grown.new, None)
-            self._replace({grown.new: grown.old})
-        self.seeds[fold.slot] = [after for _, after in fold.moved]
-        self.remove_seed(fold.slot)
-        self.host = trainable_parameters(self.model)
+    def reset(self) -> None:
+        """Return to the parameters that the model was given with, without any state."""
+        self.inner.state.clear()
+        self.inner.param_groups = [dict(group) for group in self._given_groups]
+        self.seeds, self.host = {}, trainable_parameters(self.model)
 
     def _replace(self, others: Mapping[nn.Parameter, nn.Parameter]) -> None:
         for group in self.inner.param_groups:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -12,14 +11,12 @@ from pydantic import ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from esper.controllers import make_controller
-from esper.lifecycle.actions import Actions, Blueprint, Head, Op
+from esper.lifecycle.actions import Actions, Blueprint
 from esper.lifecycle.config import LifecycleConfig
 from esper.population.config import PopulationConfig
-from esper.simic.bodies import Bodies
 from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Static
 from esper.utils.errors import UserError
 from esper.utils.settings import Config, describe_problem, with_new_spellings
@@ -27,14 +24,10 @@ from esper.utils.settings import Config, describe_problem, with_new_spellings
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 BATCH_SIZE = 64  # where neither a setting nor a loader gives another
 STATIC = "static"  # the controller that never grows anything
-# By `benchmarks.when_to_grow`, at equal compute, doubling hidden units loses 3.0 ± 2.8 points to plain
-# training, and every other controller loses more.
 INTO = "into"  # in place of a controller: grow into the model, also where it is not expected to pay
-BEYOND = "schedule:widen_full@0.1"  # what `beyond` stands for
-NO_CONTROLLER = (
-    "nothing was grown, because no controller was named and growth often loses to plain training at equal "
-    "compute; ask for it with controller='schedule:widen_full@0.1'"
-)
+# What `beyond` stands for. By `benchmarks.when_to_grow`, at equal compute, doubling hidden units loses
+# 3.0 ± 2.8 points to plain training, and every other controller loses more.
+BEYOND = "schedule:widen_full@0.1"
 NOT_TRAINED_FOR = (
     "{} does not grow here, because it was trained on hosts of esper and not on models of your own; "
     "force=True lets it act all the same"
@@ -141,7 +134,7 @@ def choose_controller(asked: str | Controller | None, force: bool) -> tuple[Cont
     force: a learned controller acts outside of the conditions that it was trained in.
     """
     if asked is None:
-        return Static(), STATIC, (NO_CONTROLLER,)
+        return Static(), STATIC, ()
     controller = make_controller(asked, torch.device("cpu"))
     name = asked if isinstance(asked, str) else type(asked).__qualname__
     if getattr(controller, "conditions", None) is not None and not force:
@@ -149,70 +142,28 @@ def choose_controller(asked: str | Controller | None, force: bool) -> tuple[Cont
     return controller, name, ()
 
 
-class LimitedController:
-    """A controller that is offered, and given, only blueprints that are allowed and fit.
+class UserController(Controller):
+    """A controller of the user's, which may lack all methods of `Controller` but `begin` and `decide`."""
 
-    A slot is open for GERMINATE while an allowed blueprint fits there, a blueprint while a slot for it is.
-    """
+    def __init__(self, controller: Any):
+        self.controller = controller
 
-    def __init__(
-        self,
-        controller: Controller,
-        bodies: Bodies,
-        allowed: Sequence[str] | None = None,
-        refusals: Callable[[Blueprint], Sequence[str]] = lambda blueprint: (),
-    ):
-        """allowed: blueprints by name; all that fit if left out. refusals: by blueprint, why slots do not
-        take it.
-
-        Raises a UserError for limits that leave nothing to grow, and for a schedule that no slot can follow.
-        """
-        self.controller, self.bodies = controller, bodies
-        self.uses_metrics = getattr(controller, "uses_metrics", True)  # a user's own may not have it
-        self._refusals = refusals
-        fits = bodies.growable()[0].any(dim=0).tolist()
-        fitting = [b.name for b in Blueprint if fits[b]]
-        names = list(fitting if allowed is None else allowed)
-        if not names or not set(names) <= set(fitting):
-            known = ", ".join(fitting)
-            raise UserError(
-                f"blueprints are {names}; in a {bodies.topology} allowed are {known}, at least one"
-            )
-        self._allowed = torch.tensor([b.name in names for b in Blueprint], device=bodies.device)
-        events = controller.events if isinstance(controller, Schedule) else []
-        asked = list(dict.fromkeys(event.blueprint for event in events))
-        missing = [b for b in asked if not bool(self._choosable()[:, b].any())]
-        if missing and missing == asked:
-            listed = ", ".join(b.name for b in missing)
-            raise UserError(f"the schedule asks for {listed}, {self._why_not(missing[0])}")
-        self.remarks = tuple(f"{b.name} was asked for, {self._why_not(b)}" for b in missing)
-
-    def _why_not(self, blueprint: Blueprint) -> str:
-        taken = [b.name for b in Blueprint if bool(self._choosable()[:, b].any())]
-        reasons = "; ".join(self._refusals(blueprint)) or f"{blueprint.name} is not for such a model"
-        return f"which no slot of this model takes: {reasons}; here a slot takes {', '.join(taken)}"
-
-    def _choosable(self) -> Tensor:
-        """Return what is allowed and fits each slot now.  # [S, blueprints] bool"""
-        return self.bodies.growable()[0] & self._allowed
+    @property
+    def uses_metrics(self) -> bool:
+        return bool(getattr(self.controller, "uses_metrics", True))
 
     def begin(self, info: EpisodeInfo) -> None:
-        """Begin an episode."""
         self.controller.begin(info)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions | list[Actions]:
-        """Return the controller's actions, less what is not allowed."""
-        asked = self.controller.decide(observation, self.limit_masks(masks), step)
-        if isinstance(asked, Actions):
-            return self.limit_actions(asked)
-        return [self.limit_actions(actions) for actions in asked]
+        decided: Actions | list[Actions] = self.controller.decide(observation, masks, step)
+        return decided
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the controller's state; nothing of a user's own that has no such method."""
         return self.controller.state_dict() if hasattr(self.controller, "state_dict") else {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a saved state; raises a UserError for a user's controller that cannot."""
+        """Continue from a saved state; raises a UserError for a controller that cannot."""
         if not hasattr(self.controller, "load_state_dict"):
             name = type(self.controller).__name__
             raise UserError(
@@ -220,23 +171,3 @@ class LimitedController:
                 "it state_dict() and load_state_dict(state), which keep what it remembers as tensors"
             )
         self.controller.load_state_dict(state)
-
-    def limit_actions(self, actions: Actions) -> Actions:
-        """Return actions with WAIT for seeds that are not allowed: some controllers read no masks."""
-        plants = actions[Head.OP] == Op.GERMINATE  # [N]
-        fits = self._choosable()[actions[Head.SLOT], actions[Head.BLUEPRINT]]
-        waits = (plants & ~fits).unsqueeze(1)
-        return Actions(torch.where(waits, torch.zeros_like(actions.choices), actions.choices))
-
-    def limit_masks(self, masks: ActionMasks) -> ActionMasks:
-        """Return the masks without what is not allowed or does not fit."""
-        choosable = self._choosable()
-        open_slots = masks.slot_by_op[:, Op.GERMINATE] & choosable.any(dim=1)  # [N, S]
-        blueprints = masks.blueprint & (open_slots.unsqueeze(2) & choosable).any(dim=1)
-        open_slots = open_slots & (blueprints.unsqueeze(1) & choosable).any(dim=2)
-        # Where no slot is open the head is not read; it must not be empty all the same.
-        any_open = open_slots.any(dim=1, keepdim=True)
-        blueprints = torch.where(any_open, blueprints, masks.blueprint & choosable.any(dim=0))
-        by_op = masks.slot_by_op.clone()
-        by_op[:, Op.GERMINATE] = open_slots
-        return replace(masks, blueprint=blueprints, slot_by_op=by_op, op=by_op.any(dim=2))

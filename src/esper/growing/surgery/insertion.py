@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,15 +39,6 @@ class Undo:
             mode = {key: own[key] for key in ("training",) if key in own}
             own.clear()
             own.update(_copy_dicts(attributes) | mode)
-
-    @contextmanager
-    def on_failure(self) -> Iterator[None]:
-        """Restore the attributes if the block raises."""
-        try:
-            yield
-        except BaseException:
-            self()
-            raise
 
 
 def _copy_dicts(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +94,7 @@ class RepeatedBlocks(nn.Module):
     def __init__(self, span: BlockSpan):
         super().__init__()
         self.span = span
-        configs = {id(c): c for block in span.blocks for c in _configs_of(block)}  # shared, not copied
+        configs = {id(c): c for block in span.blocks for c in configs_of(block)}  # shared, not copied
         self.blocks = nn.ModuleList(copy.deepcopy(block, dict(configs)) for block in span.blocks)
         self.requires_grad_(True)
 
@@ -135,15 +125,10 @@ def _without_cache(value: Any) -> Any:
     return None if hasattr(value, "get_seq_length") else value
 
 
-def _configs_of(module: nn.Module) -> list[Any]:
+def configs_of(module: nn.Module) -> list[Any]:
     """Return the configuration objects that a module and its submodules refer to, each once."""
     found = [vars(part).get("config") for part in module.modules()]
     return list({id(c): c for c in found if c is not None and hasattr(c, "__dict__")}.values())
-
-
-def changed_by_insert(model: nn.Module, span: BlockSpan) -> list[Any]:
-    """List the objects that `insert_blocks` may change."""
-    return [*_configs_of(model), *span.container.modules()]
 
 
 def insert_blocks(model: nn.Module, span: BlockSpan, blocks: Sequence[nn.Module]) -> nn.Module:
@@ -165,7 +150,7 @@ def insert_blocks(model: nn.Module, span: BlockSpan, blocks: Sequence[nn.Module]
         for part in entry.modules():
             if isinstance(vars(part).get(INDEX), int):
                 setattr(part, INDEX, place)
-    for config in _configs_of(model):
+    for config in configs_of(model):
         if getattr(config, COUNT, None) == count:
             setattr(config, COUNT, len(names))
             for name, value in list(vars(config).items()):

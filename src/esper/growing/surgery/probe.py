@@ -31,7 +31,7 @@ from esper.growing.surgery.insertion import (
     CannotRepeat,
     RepeatedBlocks,
     Undo,
-    changed_by_insert,
+    configs_of,
     find_span,
     insert_blocks,
 )
@@ -231,7 +231,7 @@ class _Scan:
         entries = [*(entry for entry in span.container.children() if entry in self.shapes), *blocks]
         try:
             with ExitStack() as stack:
-                stack.callback(Undo(changed_by_insert(self.model, span)))
+                stack.callback(Undo([*configs_of(self.model), *span.container.modules()]))
                 insert_blocks(self.model, span, blocks)
                 for entry in entries:
                     stack.enter_context(entry.register_forward_hook(lambda m, *_: ran.add(m)))
