@@ -292,42 +292,27 @@ def test_the_parameters_of_neighbours_that_widen_add_up() -> None:
     assert folded + sum(size for _, size in live.describe_growth().values()) == added
 
 
-# ---- the precision of trial passes -------------------------------------------------------------------------
+# ---- trial passes ------------------------------------------------------------------------------------------
 
 
-class Probed(nn.Module):
-    """Notes under which settings it runs."""
+def test_trial_passes_run_without_autocast() -> None:
+    class Probed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.seen = models.small_mlp(), set[bool]()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.seen = models.small_mlp(), set[tuple[Any, ...]]()
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.add(torch.is_autocast_enabled("cpu"))
+            return self.body(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.add(precision())
-        return self.body(x)
-
-
-def precision() -> tuple[Any, ...]:
-    backends = torch.backends
-    tf32 = (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32)
-    return torch.get_float32_matmul_precision(), *tf32, torch.is_autocast_enabled("cpu")
-
-
-@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
-def test_trial_passes_run_in_full_precision_and_leave_the_settings_as_they_were(setting: str) -> None:
-    before, model = torch.get_float32_matmul_precision(), Probed()
+    model = Probed()
     live = attach(model, TABLE)
-    try:
-        torch.set_float32_matmul_precision(setting)
-        with torch.autocast("cpu", torch.bfloat16):
-            settings, model.seen = precision(), set()
-            live.version += 1
-            offers = live.options
-            live.plant(0, Blueprint.WIDEN_FULL, CPU, 0)
-            assert precision() == settings
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert model.seen == {("highest", False, False, False)}
+    with torch.autocast("cpu", torch.bfloat16):
+        model.seen = set()
+        live.version += 1
+        offers = live.options
+        live.plant(0, Blueprint.WIDEN_FULL, CPU, 0)
+    assert model.seen == {False}
     assert Blueprint.CLONE in offers[1].parameters
 
 

@@ -6,7 +6,7 @@ so skip connections, several inputs, tuples as outputs and shared weights are no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -46,16 +46,16 @@ class SlotSpec:
         return len(self.shape) - 1 if self.topology == "cnn" else 0
 
 
-@dataclass(frozen=True)
-class _ModuleCall:
-    """A submodule that ran. Its output is described, not held: all activations of a large batch together
-    take more memory than training."""
+@dataclass
+class ModuleCall:
+    """A module that ran. Activations are described, not held: all those of a large batch together take more
+    memory than training."""
 
     name: str
-    module: nn.Module
-    output_type: str
-    shape: tuple[int, ...] | None  # of the activation, None where there is none
-    dtype: torch.dtype  # of the activation
+    given: tuple[int, ...] | None  # the shape of its first tensor, None where there is none
+    shape: tuple[int, ...] | None  # of its activation
+    dtype: torch.dtype  # of its activation
+    in_tuple: bool  # whether the activation is the first value of a tuple
     times: int  # it ran in one forward pass
 
 
@@ -107,7 +107,7 @@ def find_slots(model: nn.Module, run: Callable[[], Any], names: SlotNames | None
     run: one forward pass of the model. All slots have one topology; the name of a list stands for each of its
     blocks. Raises a UserError for a submodule that is missing, did not run, or has no output for a seed.
     """
-    calls = _record_calls(model, run)
+    calls = record_calls(model, run)
     if names is not None:
         slots = [_named_slot(name, calls, model) for name in _expand_lists(model, names)]
         if len({slot.topology for slot in slots}) > 1:
@@ -116,10 +116,10 @@ def find_slots(model: nn.Module, run: Callable[[], Any], names: SlotNames | None
                 f"the slots of {type(model).__name__} are of different kinds ({shapes}); choose slots whose "
                 "activations all have the same number of axes"
             )
-        order = [call.name for call in calls]
+        order = [call.name for call in calls.values()]
         return sorted(slots, key=lambda slot: order.index(slot.name))
     candidates = _candidate_modules(model)
-    steps = [(call.module, _slot_after(call, model)) for call in calls if call.name in candidates]
+    steps = [(m, _slot_after(call, model)) for m, call in calls.items() if call.name in candidates]
     slots = _block_ends(steps)
     if not slots:
         raise UserError(
@@ -136,25 +136,23 @@ def find_slots(model: nn.Module, run: Callable[[], Any], names: SlotNames | None
     return [slots[((k + 1) * len(slots)) // MOST_SLOTS - 1] for k in range(MOST_SLOTS)]
 
 
-def _record_calls(model: nn.Module, run: Callable[[], Any]) -> list[_ModuleCall]:
-    """Return the submodules that run, in the order in which they end."""
-    ended: dict[str, _ModuleCall] = {}
+def record_calls(model: nn.Module, run: Callable[[], Any]) -> dict[nn.Module, ModuleCall]:
+    """Return the modules that run, in the order in which they end."""
+    names = {module: name for name, module in model.named_modules()}
+    ended: dict[nn.Module, ModuleCall] = {}
 
-    def record(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            before, value = ended.pop(name, None), main_tensor(output)
-            shape = None if value is None else tuple(value.shape)
-            dtype, times = torch.long if value is None else value.dtype, before.times if before else 0
-            ended[name] = _ModuleCall(name, module, type(output).__name__, shape, dtype, times + 1)
-
-        return hook
+    def record(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+        before, value = ended.pop(module, None), main_tensor(output)
+        given = next((tuple(x.shape) for x in (*inputs, *named.values()) if isinstance(x, Tensor)), None)
+        shape, dtype = (None, torch.long) if value is None else (tuple(value.shape), value.dtype)
+        times = before.times + 1 if before else 1
+        ended[module] = ModuleCall(names[module], given, shape, dtype, type(output) is tuple, times)
 
     with in_eval_mode(model), torch.no_grad(), ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if name:
-                hooks.enter_context(module.register_forward_hook(record(name)))
+        for module in names:
+            hooks.enter_context(module.register_forward_hook(record, with_kwargs=True))
         run()
-    return list(ended.values())
+    return ended
 
 
 def _candidate_modules(model: nn.Module) -> set[str]:
@@ -201,14 +199,14 @@ def _block_ends(steps: Iterable[tuple[nn.Module, SlotSpec | None]]) -> list[Slot
     return chosen
 
 
-def _slot_after(call: _ModuleCall, model: nn.Module) -> SlotSpec | None:
+def _slot_after(call: ModuleCall, model: nn.Module) -> SlotSpec | None:
     shape = call.shape or ()
     if call.times > 1 or not call.dtype.is_floating_point or not 2 <= len(shape) <= 4:
         return None
     kind = {2: "mlp", 4: "cnn"}.get(len(shape)) or _sequence_topology(model)
     if kind == "cnn" and all(side == 1 for side in shape[2:]):
         return None  # a convolution over a single point
-    return SlotSpec(call.name, kind, shape[1:], call.output_type == "tuple", call.dtype)
+    return SlotSpec(call.name, kind, shape[1:], call.in_tuple, call.dtype)
 
 
 def _sequence_topology(model: nn.Module) -> str:
@@ -235,8 +233,8 @@ def _expand_lists(model: nn.Module, names: SlotNames) -> list[str]:
     return found
 
 
-def _named_slot(name: str, calls: Sequence[_ModuleCall], model: nn.Module) -> SlotSpec:
-    call = next((call for call in calls if call.name == name), None)
+def _named_slot(name: str, calls: Mapping[nn.Module, ModuleCall], model: nn.Module) -> SlotSpec:
+    call = next((call for call in calls.values() if call.name == name), None)
     slot = None if call is None else _slot_after(call, model)
     if slot is not None:
         return slot

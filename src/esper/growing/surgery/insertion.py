@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from esper.growing.slots import SlotSpec, has_weights, is_sequence, main_tensor
+from esper.growing.slots import ModuleCall, SlotSpec, has_weights, is_sequence, main_tensor
 from esper.population.blueprints import BlendGate, SqueezeExcite
 from esper.population.extract import Grafted
 from esper.utils.errors import UserError
@@ -60,11 +60,11 @@ class BlockSpan:
     blocks: tuple[nn.Module, ...]
 
 
-def find_span(model: nn.Module, module: nn.Module, shapes: Mapping[nn.Module, tuple[Any, Any]]) -> BlockSpan:
+def find_span(model: nn.Module, module: nn.Module, calls: Mapping[nn.Module, ModuleCall]) -> BlockSpan:
     """Find the blocks that a copy behind `module` repeats; raises CannotRepeat where there are none.
 
     In a sequence they are the shortest run of entries up to the module that has weights and keeps the shape,
-    in a list the module itself. shapes: of the input and the output of each module that ran.
+    in a list the module itself. calls: of each module that ran.
     """
     container = next((m for m in model.modules() if _lists(m, module)), None)
     if container is None:
@@ -73,11 +73,11 @@ def find_span(model: nn.Module, module: nn.Module, shapes: Mapping[nn.Module, tu
     last = entries.index(module)
     for first in range(last, -1, -1) if is_sequence(container) else [last]:
         blocks = tuple(entries[first : last + 1])
-        if not all(block in shapes for block in blocks):
+        if not all(block in calls for block in blocks):
             raise CannotRepeat("not all entries of its sequence run")
-        if shapes[blocks[0]][0] == shapes[module][1] and any(has_weights(block) for block in blocks):
+        if calls[blocks[0]].given == calls[module].shape and any(has_weights(block) for block in blocks):
             return BlockSpan(container, blocks)
-    given, gave = (None if shape is None else list(shape) for shape in shapes[module])
+    given, gave = (x and list(x) for x in (calls[module].given, calls[module].shape))
     raise CannotRepeat(
         f"no weights ahead of it keep the shape of their input (it reads {given}, gives {gave})"
     )

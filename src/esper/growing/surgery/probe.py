@@ -12,10 +12,10 @@ both are refused.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
-from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growing.criterion import Criterion
 from esper.growing.data import count_samples, map_batch
-from esper.growing.slots import SlotSpec, in_eval_mode, main_tensor
+from esper.growing.slots import SlotSpec, in_eval_mode, main_tensor, record_calls
 from esper.growing.surgery.insertion import (
     BlockSpan,
     CannotRepeat,
@@ -54,8 +54,9 @@ from esper.utils.errors import one_line
 SAMPLES = 2  # on which everything is tried
 SMALL = 0.1  # of the operations between two slots: units that cost less are not the width of the model there
 # The tolerance of outputs, as a share of the largest one. New units change the shapes of products, so that
-# sums are rounded in another order: about 1e-6 in float32, 1e-2 in bfloat16 after a dozen layers.
-TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# sums are rounded in another order: about 1e-6 in float32, 1e-2 in bfloat16 after a dozen layers. On a GPU
+# float32 may be TF32, which has the precision of float16: 5e-4 in a GPT of width 256.
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 UNITS_PER_NEW_UNIT = {Blueprint.WIDEN_HALF: 2, Blueprint.WIDEN_FULL: 1}
 
 
@@ -73,7 +74,7 @@ class SlotOptions:
 
 
 class GrowthProbe:
-    """Runs trials on a model. `scan` has to be called again whenever the model has changed."""
+    """Runs trials on a model; call `scan` again whenever the model has changed."""
 
     def __init__(self, model: nn.Module, criterion: Criterion, batch: Any, enabled: bool = True):
         """batch: of validation data, on the model's device. enabled: else nothing is tried and offered."""
@@ -96,10 +97,25 @@ class GrowthProbe:
         slots: as they were. A module that does not run for the two samples keeps its slot, without options.
         No hook of a seed may be attached. The caller's random generators are left as they were.
         """
+        self.modules = modules
+        self._inserts: dict[nn.Module, str | None] = {}  # by container: why it takes no more entries
         with self._quiet(), torch.random.fork_rng(devices=[]):
-            scan = _Scan(self, modules)
-            options = [scan.options(k) if self.enabled else SlotOptions() for k in range(len(modules))]
-            return scan.update_slots(slots), options, scan.flops
+            counted: list[tuple[Tensor, float, dict[str, float]]] = []
+            self.calls = record_calls(self.model, lambda: counted.append(self._run_counted()))
+            self.outputs, self.flops, by_name = counted[0]
+            root, every = type(self.model).__name__, self.model.named_modules()
+            self.costs = {module: by_name.get(f"{root}.{name}", 0.0) for name, module in every}  # FLOPs
+            uses = Counter(p for _, p in self.model.named_parameters(remove_duplicate=False))
+            self.shared = {p for p, times in uses.items() if times > 1}
+            options = [self._options(k) if self.enabled else SlotOptions() for k in range(len(modules))]
+        names = {module: name for name, module in self.model.named_modules()}
+        found = []
+        for module, slot in zip(modules, slots, strict=True):
+            slot, call = replace(slot, name=names[module]), self.calls.get(module)
+            if call is not None and call.shape is not None:
+                slot = replace(slot, shape=call.shape[1:], dtype=call.dtype)
+            found.append(slot)
+        return found, options, self.flops
 
     def trace(self, options: SlotOptions, blueprint: Blueprint) -> list[WidenedLayer]:
         """Return the layers of a widening, with the positions of new units; raises CannotWiden."""
@@ -110,67 +126,24 @@ class GrowthProbe:
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
-        with in_eval_mode(self.model), torch.no_grad(), full_precision(self.device):
+        """Switch off what makes two passes differ by more than rounding, and gradients."""
+        with in_eval_mode(self.model), torch.no_grad(), ExitStack() as stack:
+            for kind in {"cpu", self.device.type}:
+                stack.enter_context(torch.autocast(kind, enabled=False))
             yield
-
-
-def first_samples(batch: Any) -> Any:
-    """Return the first samples of a batch of any structure."""
-    samples = count_samples(batch)
-    return map_batch(batch, lambda x: x[:SAMPLES] if x.ndim and len(x) == samples else x)
-
-
-class _Scan:
-    """One scan of a model as it is."""
-
-    def __init__(self, probe: GrowthProbe, modules: Sequence[nn.Module]):
-        self.probe, self.model, self.modules = probe, probe.model, modules
-        self.shapes: dict[nn.Module, tuple[Any, Any]] = {}  # of input and output
-        self.dtypes: dict[nn.Module, torch.dtype] = {}  # of outputs
-        self.order: list[nn.Module] = []  # modules in the order in which they ended
-        self._inserts: dict[nn.Module, str | None] = {}  # by container: why it takes no more entries
-        self._refusals: list[str] = []  # why units of the slot at hand cannot be added to
-        with ExitStack() as hooks:
-            for module in self.model.modules():
-                hooks.enter_context(module.register_forward_hook(self._record, with_kwargs=True))
-            self.outputs, self.flops, by_name = self._run_counted()
-        root = type(self.model).__name__
-        named = self.model.named_modules()
-        self.costs = {module: by_name.get(f"{root}.{name}", 0.0) for name, module in named}  # FLOPs
-        seen = set[nn.Parameter]()
-        every = [p for _, p in self.model.named_parameters(remove_duplicate=False)]
-        self.shared = {p for p in every if p in seen or seen.add(p)}  # type: ignore[func-returns-value]
-
-    def _record(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
-        given = [x for x in (*inputs, *named.values()) if isinstance(x, Tensor)]
-        value = main_tensor(output)
-        if value is not None and value.is_floating_point():
-            self.dtypes[module] = value.dtype
-        self.shapes[module] = (given[0].shape if given else None, _shape_of(output))
-        self.order.append(module)
 
     def _run_counted(self) -> tuple[Tensor, float, dict[str, float]]:
         """Run the model; return its outputs and the FLOPs of one sample, in all and by module name."""
-        samples = count_samples(self.probe.batch)
+        samples = count_samples(self.batch)
         with FlopCounterMode(display=False) as counter:
-            outputs = self.probe.run()
+            outputs = self.run()
         by_name = {name: sum(ops.values()) / samples for name, ops in counter.get_flop_counts().items()}
         return outputs, counter.get_total_flops() / samples, by_name
 
-    def update_slots(self, before: Sequence[SlotSpec]) -> list[SlotSpec]:
-        """Return the slots with the names, shapes and dtypes of now."""
-        names = {module: name for name, module in self.model.named_modules()}
-        found = []
-        for module, slot in zip(self.modules, before, strict=True):
-            shape = self.shapes.get(module, (None, None))[1]
-            now = slot.shape if shape is None else tuple(shape[1:])
-            dtype = self.dtypes.get(module, slot.dtype)
-            found.append(replace(slot, name=names[module], shape=now, dtype=dtype))
-        return found
-
-    def options(self, k: int) -> SlotOptions:
+    def _options(self, k: int) -> SlotOptions:
         """Return what can grow behind module k."""
-        times = self.order.count(self.modules[k])
+        call = self.calls.get(self.modules[k])
+        times = 0 if call is None else call.times
         if times != 1:
             reason = f"it runs {times} times in a forward pass of {SAMPLES} samples"
             return SlotOptions(refused=dict.fromkeys((Blueprint.CLONE, *UNITS_PER_NEW_UNIT), reason))
@@ -189,7 +162,7 @@ class _Scan:
         """Say how loss or outputs differ by more than rounding; None where they do not."""
         if found.shape != wanted.shape:
             return f"the model then gives {found.numel() - 1} numbers instead of {wanted.numel() - 1}"
-        allowed = max((TOLERANCES.get(dtype, 0.0) for dtype in self.dtypes.values()), default=0.0)
+        allowed = max((TOLERANCES.get(call.dtype, 0.0) for call in self.calls.values()), default=0.0)
         for what, part in (("the loss", slice(1)), ("an output", slice(1, None))):
             if found[part].numel():
                 largest = float(wanted[part].abs().max())
@@ -202,7 +175,7 @@ class _Scan:
 
     def _find_span(self, k: int) -> BlockSpan:
         """Return what can be repeated behind module k; raises CannotRepeat."""
-        span = find_span(self.model, self.modules[k], self.shapes)
+        span = find_span(self.model, self.modules[k], self.calls)
         if span.container not in self._inserts:
             self._inserts[span.container] = self._try_insert(span)
         reason = self._inserts[span.container]
@@ -224,18 +197,18 @@ class _Scan:
 
         try:
             with span.blocks[-1].register_forward_hook(run_twice, with_kwargs=True):
-                wanted = self.probe.run()
+                wanted = self.run()
         except Exception as error:  # whatever the user's block raises
             return f"it cannot be called on its own output ({one_line(error)})"
         blocks, ran = list(RepeatedBlocks(span).blocks), set[nn.Module]()
-        entries = [*(entry for entry in span.container.children() if entry in self.shapes), *blocks]
+        entries = [*(entry for entry in span.container.children() if entry in self.calls), *blocks]
         try:
             with ExitStack() as stack:
                 stack.callback(Undo([*configs_of(self.model), *span.container.modules()]))
                 insert_blocks(self.model, span, blocks)
                 for entry in entries:
                     stack.enter_context(entry.register_forward_hook(lambda m, *_: ran.add(m)))
-                found = self.probe.run()
+                found = self.run()
         except Exception as error:  # whatever the user's model raises
             return f"its list takes no more entries ({one_line(error)})"
         # Blocks that begin as the identity change no output: check that they run.
@@ -248,36 +221,30 @@ class _Scan:
     def _widening_options(self, k: int) -> SlotOptions:
         """Return the layer to widen at slot k: the first whose units are more than a small part of the
         computation, inside of its module or else since the slot before; where there is none, the best one."""
-        self._refusals = []
         run, inside = self._modules_before(k), set(self.modules[k].modules())
-        best = SlotOptions()
+        best, refusals = SlotOptions(), list[str]()
         for modules in ([module for module in run if module in inside], run):
             layers = [module for module in modules if dense_kind(module) is not None]
             small = SMALL * sum(self.costs[layer] for layer in layers)
             for layer in layers:
-                best = max(best, self._try_widening(layer) or best, key=_doubling_flops)
+                try:
+                    best = max(best, self._double(layer), key=_doubling_flops)
+                except (CannotWiden, ValueError) as error:
+                    refusals.append(str(error))
                 if _doubling_flops(best) > small:
                     return best
         nothing = "no layer with units of its own runs between the slot before and this one"
-        reason = "; ".join(dict.fromkeys(self._refusals)) or nothing
+        reason = "; ".join(dict.fromkeys(refusals)) or nothing
         refused = {b: reason for b in UNITS_PER_NEW_UNIT if b not in best.parameters}
         return replace(best, refused=refused)
 
     def _modules_before(self, k: int) -> list[nn.Module]:
         """Return the modules that ran once and ended after the slot before k, no later than k."""
-        ends = {module: index for index, module in enumerate(self.order)}
-        here = ends[self.modules[k]]
-        earlier = [ends[m] for m in self.modules if m in ends and ends[m] < here]
-        run = self.order[max(earlier, default=-1) + 1 : here + 1]
-        return [module for module in dict.fromkeys(run) if self.order.count(module) == 1]
-
-    def _try_widening(self, producer: nn.Module) -> SlotOptions | None:
-        """Double the units of a layer for one pass; None, with the reason among the refusals, if it fails."""
-        try:
-            return self._double(producer)
-        except (CannotWiden, ValueError) as error:
-            self._refusals.append(str(error))
-            return None
+        order = list(self.calls)
+        here = order.index(self.modules[k])
+        earlier = [order.index(m) for m in self.modules if m in order[:here]]
+        run = order[max(earlier, default=-1) + 1 : here + 1]
+        return [module for module in run if self.calls[module].times == 1]
 
     def _double(self, producer: nn.Module) -> SlotOptions:
         """Double the units of a layer for one pass.
@@ -285,7 +252,7 @@ class _Scan:
         Raises CannotWiden where the outputs then differ, and ValueError for part of a group of channels.
         """
         count = units_out(producer)
-        widened = trace_units(self.model, producer, count, self.probe.run)
+        widened = trace_units(self.model, producer, count, self.run)
         seed = Widening(widened)
         own = [p for each in widened for p in each.layer.parameters()]
         if not all(p.requires_grad and p not in self.shared for p in own):
@@ -312,7 +279,7 @@ class _Scan:
             producer=producer,
             widened=tuple(widened),
             also_widened=frozenset(
-                k for k, shape in shapes.items() if shape != self.shapes[self.modules[k]][1]
+                k for k, shape in shapes.items() if shape != self.calls[self.modules[k]].shape
             ),
             parameters={b: size // divisor for b, divisor in whole.items()},
             flops={b: (flops - self.flops) / divisor for b, divisor in whole.items()},
@@ -331,7 +298,13 @@ def _keeps_groups(widened: Sequence[WidenedLayer], count: int, divisor: int) -> 
 
 def _shape_of(output: Any) -> Any:
     found = main_tensor(output)
-    return None if found is None else found.shape
+    return None if found is None else tuple(found.shape)
+
+
+def first_samples(batch: Any) -> Any:
+    """Return the first samples of a batch of any structure."""
+    samples = count_samples(batch)
+    return map_batch(batch, lambda x: x[:SAMPLES] if x.ndim and len(x) == samples else x)
 
 
 # ---- where units go ------------------------------------------------------------------------------------
@@ -399,52 +372,3 @@ def trace_units(
     if not consumers:
         raise CannotWiden("nothing reads these units")
     return [*consumers, *channelwise, given]
-
-
-# ---- precision -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Switch off TF32 and autocast, so that two forward passes can be compared; afterwards restore them.
-
-    With TF32, two equivalent passes of a GPT of width 256 differ by 5e-4.
-    """
-    backends: Any = torch.backends
-    products = (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest")
-    convolutions = (lambda: backends.cudnn.allow_tf32, partial(setattr, backends.cudnn, "allow_tf32"), False)
-    kernels = [getattr(backends.cudnn, name, None) for name in ("conv", "rnn")]
-    with ExitStack() as stack:
-        for kind in {"cpu", device.type}:
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(_exact(*products, [backends.cuda.matmul, backends.mkldnn.matmul]))
-        stack.enter_context(_exact(*convolutions, kernels))
-        yield
-
-
-@contextmanager
-def _exact(
-    get: Callable[[], Any], put: Callable[[Any], Any], exact: Any, backends: Sequence[Any]
-) -> Iterator[None]:
-    """Set a switch of torch's to `exact`, and what newer versions keep of it in each backend to "ieee".
-
-    Torch raises where a switch is read that was set through `fp32_precision`; then only that is set.
-    """
-    newer = [backend for backend in backends if hasattr(backend, "fp32_precision")]  # torch 2.9 and later
-    before = [backend.fp32_precision for backend in newer]
-    try:
-        switch = get()
-    except RuntimeError:
-        switch = None
-    else:
-        put(exact)
-    for backend in newer:
-        if switch is None or backend.fp32_precision not in ("ieee", "none"):
-            backend.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        if switch is not None:
-            put(switch)
-        for backend, value in zip(newer, before, strict=True):
-            backend.fp32_precision = value
