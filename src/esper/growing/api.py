@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,6 @@ from esper.utils.rows import add_prefix, strip_prefix
 ModelOrMaker = nn.Module | Callable[[], nn.Module]
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
 _EXAMPLE_SAMPLES = 4
-# Of a baseline: what reports a growth is for the growth alone.
-_UNGROWN = {"on_epoch": None, "progress": False}
 
 
 def grow(
@@ -119,24 +116,23 @@ def grow(
     sentence, for what cannot be done.
     """
     flags = {"force": force, "pretrained": pretrained, "equal_compute": equal_compute}
-    for name, flag in {"resume": resume, "baseline": baseline, "beyond": beyond, **flags}.items():
-        if not isinstance(flag, bool):
-            raise UserError(f"{name} is {flag!r}; give True or False")
-    if resume and out is None:
-        raise UserError("resume is True, and no folder is given; say where the growth is: out='runs/mine'")
-    _check_arguments(epochs, step)
+    _check_arguments(epochs, step, {"resume": resume, "baseline": baseline, "beyond": beyond, **flags})
     chosen = check_settings(settings)
-    if chosen.sinks and out is None:
-        raise UserError(f"sinks are {list(chosen.sinks)}, and no folder is given; say where: out='runs/mine'")
+    if out is None and (resume or chosen.sinks):
+        given = "resume is True" if resume else f"sinks are {list(chosen.sinks)}"
+        raise UserError(f"{given}, and no folder is given; say where the growth is: out='runs/mine'")
     device = choose_device(chosen.device, kinds=ANY)
     with StopRequest(_announce_end, (signal.SIGINT,)) as stop, seeded_generators(chosen.seed, device):
         generators = GeneratorStates(device, (train, val))
         start = generators.state_dict()
-        make = partial(_build_model, model, device)
-        prepare = partial(Growth, train=train, val=val, device=device, slots=slots, step=step, force=force)
+
+        def prepare(settings: GrowSettings, controller: str | Controller | None, epochs: int) -> Growth:
+            own = _build_model(model, device)
+            return Growth(own, train, val, settings, device, epochs, slots, step, controller, force)
+
         controller = BEYOND if beyond and controller is None else controller
         into = isinstance(controller, str) and controller == INTO
-        growth = prepare(make(), settings=chosen, controller=None if into else controller, epochs=epochs)
+        growth = prepare(chosen, None if into else controller, epochs)
         if into or controller is None:
             growth.grow_into_model(epochs, pretrained, equal_compute, into)
         folder = None
@@ -147,21 +143,18 @@ def grow(
             folder = GrowFolder.begin(Path(out), resume, growth, model, (train, val), asked)
         threads = chosen.threads or threads_for(growth.bodies.host_flops * growth.bodies.config.batch_size)
         with cpu_threads(threads), nullcontext() if folder is None else folder.opened(chosen.sinks):
-            run = GrowRun(growth, stop)
-            grown = run.run(GROWN, folder)
-            asks = baseline and not stop.requested
-            if asks and growth.controller_name == STATIC:  # nothing may grow: the run is its own baseline
-                grown = replace(grown, baseline=grown)
-            elif asks:
+            grown = growth.run(stop, GROWN, folder)
+            if baseline and not stop.requested and growth.controller_name == STATIC:
+                grown = replace(grown, baseline=grown)  # nothing may grow: the run is its own baseline
+            elif baseline and not stop.requested:
                 generators.load_state_dict(start)
-                epochs = run.epochs_of_equal_cost(grown)
-                plain = chosen.model_copy(update=_UNGROWN)
-                other = prepare(make(), settings=plain, controller=STATIC, epochs=epochs)
-                ungrown = GrowRun(other, stop).run(STATIC, folder)
-                stopped = ungrown.record.num_steps < epochs
-                grown = replace(grown, baseline=None if stopped else ungrown)
+                epochs = growth.epochs_of_equal_cost(grown)
+                # What reports a growth is for the growth alone.
+                quiet = chosen.model_copy(update={"on_epoch": None, "progress": False})
+                ungrown = prepare(quiet, STATIC, epochs).run(stop, STATIC, folder)
+                grown = replace(grown, baseline=ungrown if ungrown.record.num_steps == epochs else None)
             if folder is not None:
-                folder.finish(grown, run, not stop.requested)
+                folder.finish(grown, growth, not stop.requested)
             return grown
 
 
@@ -171,7 +164,10 @@ def _announce_end() -> None:
 
 
 class Growth:
-    """A model with its data, and the controller that decides what grows in it."""
+    """A model with its data and a controller, from the first epoch to the last.
+
+    Between two epochs it can be saved.
+    """
 
     def __init__(
         self,
@@ -181,15 +177,15 @@ class Growth:
         settings: GrowSettings,
         device: torch.device,
         epochs: int,
-        slots: SlotNames | None = None,
-        step: UserStep | None = None,
-        controller: str | Controller | None = None,
-        force: bool = False,
+        slots: SlotNames | None,
+        step: UserStep | None,
+        controller: str | Controller | None,
+        force: bool,
     ):
         """model: on `device`; it is changed. The others are those of `grow`."""
         self.settings = settings
         loaders = make_loaders(train, val, settings, floating_dtype(model))
-        decider, self.controller_name, remarks = choose_controller(controller, force)
+        decider, self.controller_name, self.remarks = choose_controller(controller, force)
         grows = not isinstance(decider, Static)
         self.bodies = LivePopulation(model, loaders, settings, device, slots, step, grows)
         if not trainable_parameters(model):
@@ -197,74 +193,57 @@ class Growth:
             warnings.warn(f"{frozen}: only what grows is trained", stacklevel=2)
         self.environment = LiveEnvironment(self.bodies, epochs)
         self.controller, live = UserController(decider), self.bodies.live
-        self.remarks = remarks  # on what was asked for and cannot be had
         if grows:  # a model in which nothing fits can be trained all the same
             events = decider.events if isinstance(decider, Schedule) else []
             scheduled = list(dict.fromkeys(event.blueprint for event in events))
-            self.remarks += tuple(self.bodies.limit_blueprints(settings.blueprints, scheduled))
+            self.remarks += self.bodies.limit_blueprints(settings.blueprints, scheduled)
         self.generators = GeneratorStates(device, loaders)
         self.slot_names = tuple(live.names)
         self.module_names = tuple(graft_name(model, spec) for spec in live.specs)
+        self.example = _example_inputs(first_batch("val", self.bodies.val_loader))
+        self.host_parts = _describe_host(self.bodies)
+        self.seconds: list[float] = []  # of each epoch with its validation
 
     def grow_into_model(self, epochs: int, pretrained: bool, equal_compute: bool, asked: bool) -> None:
         """Skip blocks at first, where that is asked for or expected to pay; else say why not."""
         model = self.bodies.model
-        if pretrained or bool(getattr(model, "name_or_path", None)):  # transformers marks such models
-            self.remarks = (f"nothing was grown: {type(model).__name__} was loaded from a checkpoint",)
-            return
         try:
+            if pretrained or bool(getattr(model, "name_or_path", None)):  # transformers marks such models
+                raise UserError(f"{type(model).__name__} was loaded from a checkpoint")
             total, self.remarks = self.bodies.grow_into(epochs, equal_compute, asked)
             self.controller_name = INTO
             if total != epochs:
                 self.environment = LiveEnvironment(self.bodies, total)
         except UserError as error:
-            self.remarks = (f"nothing was grown: {error}",)
-
-
-class GrowRun:
-    """A growth from its first epoch to its last; between two epochs it can be saved.
-
-    It begins when it is made: the model is measured once, before any training.
-    """
-
-    def __init__(self, growth: Growth, stop: StopRequest):
-        self.growth, self.bodies, self.environment = growth, growth.bodies, growth.environment
-        self.settings, self._stop = growth.settings, stop
-        remark = self.bodies.criterion.remark
-        self.remarks = (*growth.remarks, *([] if remark is None else [remark]))
-        self.example = _example_inputs(first_batch("val", self.bodies.val_loader))
-        self.host_parts = _describe_host(self.bodies)
-        self.bodies.stop = lambda: stop.requested
-        self.episode = Episode(self.environment, growth.controller)
-        self.seconds: list[float] = []  # of each epoch with its validation
-        self.ending = FinalSelection(self.environment)
+            self.remarks = [f"nothing was grown: {error}"]
 
     @property
     def epochs_done(self) -> int:
         """Epochs so far."""
         return self.environment.clock
 
-    @property
-    def done(self) -> bool:
-        """Whether all epochs are over, or somebody asked for an end after at least one."""
-        return self.environment.done or (self.epochs_done > 0 and self._stop.requested)
-
-    def run(self, name: str = GROWN, folder: GrowFolder | None = None) -> Grown:
+    def run(self, stop: StopRequest, name: str, folder: GrowFolder | None = None) -> Grown:
         """Run the epochs that are left, decide every seed, and return the result.
 
-        name: GROWN, or STATIC for a baseline. folder: from which the run is restored, and to which every
-        epoch is written. Raises a UserError where training broke in every epoch.
+        stop: ends it after at least one epoch. name: GROWN, or STATIC for a baseline. folder: from which the
+        run is restored, and to which every epoch is written. Raises a UserError where training broke in
+        every epoch.
         """
+        if (remark := self.bodies.criterion.remark) is not None:
+            self.remarks = [*self.remarks, remark]
+        self.bodies.stop = lambda: stop.requested
+        self.episode = Episode(self.environment, self.controller)  # measures the model before any training
+        self.ending = FinalSelection(self.environment)
         if folder is not None:
             folder.restore(name, self)
-        plain = self.growth.controller_name == STATIC
+        plain = self.controller_name == STATIC
         title = f"beside it, {name}" if name != GROWN else "training" if plain else "growing"
         if self.settings.progress and name == GROWN:
             for remark in self.remarks:
                 print(remark, file=sys.stderr)
         score_name = self.bodies.criterion.score_name
         with _progress_bar(self.environment.steps, score_name, self.settings.progress, title) as update:
-            while not self.done:
+            while not self.environment.done and not (self.epochs_done > 0 and stop.requested):
                 update(self.run_epoch().observation)
                 if folder is not None and not self.bodies.interrupted:
                     folder.save(name, self)
@@ -305,15 +284,15 @@ class GrowRun:
         return Grown(
             model=self.bodies.plain_model(self.environment.slots),
             record=self.episode.record(),
-            slot_names=self.growth.slot_names,
-            module_names=self.growth.module_names,
+            slot_names=self.slot_names,
+            module_names=self.module_names,
             score_name=self.bodies.criterion.score_name,
             topology=self.bodies.topology,
             epoch=int(self.ending.epoch),
             asked=self.environment.steps,
             folded=live.describe_folds(),
             widened=live.describe_growth(),
-            remarks=self.remarks,
+            remarks=tuple(self.remarks),
             seconds=tuple(self.seconds),
         )
 
@@ -345,7 +324,7 @@ class GrowRun:
             **add_prefix("live", self.bodies.progress_tensors()),
             **add_prefix("episode", self.episode.state_dict()),
             **(add_prefix("ending", self.ending.state_dict()) if self.bodies.whole else {}),
-            **add_prefix("generators", self.growth.generators.state_dict()),
+            **add_prefix("generators", self.generators.state_dict()),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
@@ -355,7 +334,7 @@ class GrowRun:
         self.episode.load_state_dict(strip_prefix("episode", tensors))
         if ending := strip_prefix("ending", tensors):
             self.ending.load_state_dict(ending)
-        self.growth.generators.load_state_dict(strip_prefix("generators", tensors))
+        self.generators.load_state_dict(strip_prefix("generators", tensors))
 
 
 def _describe_host(bodies: LivePopulation) -> tuple[HostPart, ...]:
@@ -400,8 +379,11 @@ def _progress_bar(
 # ---- arguments -----------------------------------------------------------------------------------------
 
 
-def _check_arguments(epochs: Any, step: Any) -> None:
+def _check_arguments(epochs: Any, step: Any, flags: Mapping[str, Any]) -> None:
     """Raise a UserError for values that are not allowed, and where several processes train together."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise UserError(f"{name} is {flag!r}; give True or False")
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise UserError(
             f"{distributed.get_world_size()} processes train together, and the seeds of each would differ; "

@@ -31,7 +31,7 @@ from esper.utils.errors import UserError, one_line
 from esper.watch import report
 
 if TYPE_CHECKING:
-    from esper.growing.api import GrowRun, Growth
+    from esper.growing.api import Growth
 
 SCHEMA = "growth-2"  # of the checkpoints
 MAY_CHANGE = ("device", "progress", "on_epoch", "sinks")  # settings that decide no bit
@@ -87,7 +87,7 @@ class GrowFolder:
             opened = RunFolder.open(out)
             for key in (key for key in MAY_DIFFER if before.get(key) != config.get(key)):
                 was, now = (settings.get(key, "the default") for settings in (before, config))
-                growth.remarks += (f"{key} is {now} since the run was resumed; it was begun with {was}",)
+                growth.remarks.append(f"{key} is {now} since the run was resumed; it was begun with {was}")
                 opened.write_config(text)
             return cls(opened, begun)
         request = {"call": CALL, "controller": begun.controller}
@@ -104,7 +104,7 @@ class GrowFolder:
             self._sinks = [after.enter_context(sink) for sink in made]
             yield
 
-    def restore(self, name: str, run: GrowRun) -> None:
+    def restore(self, name: str, run: Growth) -> None:
         """Restore a run from its checkpoint, if there is one."""
         path = self._checkpoint(name)
         if not path.exists():
@@ -129,13 +129,13 @@ class GrowFolder:
             self._seconds = float(saved.record["seconds"])
             self.folder.metrics_file.truncate_after(run.epochs_done)
 
-    def save(self, name: str, run: GrowRun) -> None:
+    def save(self, name: str, run: Growth) -> None:
         """Write everything that is known after an epoch of a run."""
         seconds = self._seconds + time.monotonic() - self._since
         if name == GROWN:
-            record = replace(run.episode.record(), slot_ids=run.growth.slot_names)
+            record = replace(run.episode.record(), slot_ids=run.slot_names)
             self._write_history(record, run)
-            self.folder.write(self._growth_file(record, run))
+            self.folder.write(replace(self.growth, curves=[Grown.curve_of(record, GROWN)]))
             summary = _epoch_summary(record, run.environment.steps, seconds)
             self.folder.metrics_file.append(summary)
             for sink in self._sinks:
@@ -147,17 +147,12 @@ class GrowFolder:
         known = {"seconds": seconds, "epochs": run.seconds, "repeated": repeated}
         save_checkpoint(self._checkpoint(name), kept, known, SCHEMA)
 
-    def finish(self, grown: Grown, run: GrowRun, finished: bool) -> None:
+    def finish(self, grown: Grown, run: Growth, finished: bool) -> None:
         """Write the grown model, the curves and the report; a run that is not finished may still go on."""
         record = replace(grown.record, slot_ids=grown.slot_names)
         self._write_history(record, run)
-        growth = replace(
-            self._growth_file(record, run),
-            curves=grown.curves(),
-            finished=finished,
-            verdicts=grown.verdicts(),
-        )
-        self.folder.write(growth)
+        curves, verdicts = grown.curves(), grown.verdicts()
+        self.folder.write(replace(self.growth, curves=curves, finished=finished, verdicts=verdicts))
         problem = "what the model is called with is known to your step alone"
         if run.example:
             problem = ""
@@ -169,13 +164,9 @@ class GrowFolder:
         save_network(self.folder.path, grown.model, network, _describe_network(grown, problem))
         report.write_report(self.folder)
 
-    def _write_history(self, record: EpisodeRecord, run: GrowRun) -> None:
+    def _write_history(self, record: EpisodeRecord, run: Growth) -> None:
         self.folder.replace_events(episode_events(record, 0))
         self.folder.trajectories.write(build_trajectories(record, run.host_parts, 0))
-
-    def _growth_file(self, record: EpisodeRecord, run: GrowRun) -> GrowthFile:
-        curves = [Grown.curve_of(record, GROWN)]
-        return replace(self.growth, curves=curves)
 
     def _checkpoint(self, name: str) -> Path:
         return self.folder.checkpoints_path / f"{name}.safetensors"

@@ -159,7 +159,7 @@ class LivePopulation:
             criterion.check(model, "train", first_samples(to_device(train, self.model_device)))
         return LiveModel(model, specs, GrowthProbe(model, criterion, val, grows))
 
-    def grow_into(self, epochs: int, equal_compute: bool, asked: bool) -> tuple[int, tuple[str, ...]]:
+    def grow_into(self, epochs: int, equal_compute: bool, asked: bool) -> tuple[int, list[str]]:
         """Train the model with a part of its blocks at first; return for how many epochs, and what to say.
 
         equal_compute: for as many epochs as cost what `epochs` of the whole model cost. asked: also where it
@@ -195,7 +195,7 @@ class LivePopulation:
             f"{grower.active} of {grower.blocks} blocks train for the first {grower.grow_steps[0]:,} of "
             f"{grower.total_steps:,} steps, then all of them, the new ones as copies: {saving}"
         )
-        return epochs, (remark, *([expected.reason] if expected.advice == "take half of the depth" else []))
+        return epochs, [remark, *([expected.reason] if expected.advice == "take half of the depth" else [])]
 
     def _estimate(self, epochs: int) -> Estimate:
         """Estimate what it saves to grow into the model, by the targets that its training sees."""

@@ -128,18 +128,18 @@ def _validate(kind: type[AnyConfig], given: dict[str, Any]) -> AnyConfig:
 # ---- the controller ------------------------------------------------------------------------------------
 
 
-def choose_controller(asked: str | Controller | None, force: bool) -> tuple[Controller, str, tuple[str, ...]]:
+def choose_controller(asked: str | Controller | None, force: bool) -> tuple[Controller, str, list[str]]:
     """Return the controller, its name and, where nothing grows, one sentence that tells why.
 
     force: a learned controller acts outside of the conditions that it was trained in.
     """
     if asked is None:
-        return Static(), STATIC, ()
+        return Static(), STATIC, []
     controller = make_controller(asked, torch.device("cpu"))
     name = asked if isinstance(asked, str) else type(asked).__qualname__
     if getattr(controller, "conditions", None) is not None and not force:
-        return Static(), STATIC, (NOT_TRAINED_FOR.format(name),)
-    return controller, name, ()
+        return Static(), STATIC, [NOT_TRAINED_FOR.format(name)]
+    return controller, name, []
 
 
 class UserController(Controller):
