@@ -18,6 +18,7 @@ import copy
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
@@ -29,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper.growing.slots import in_eval_mode
 from esper.utils.errors import UserError, with_place
 
 # With fewer blocks than this there is next to nothing to leave out.
@@ -102,7 +104,7 @@ def find_blocks(model: nn.Module) -> list[BlockList]:
         if not isinstance(container, nn.ModuleList | nn.Sequential):
             continue
         children = [(f"{path}.{key}" if path else key, child) for key, child in container.named_children()]
-        for _, group in groupby(children, key=lambda child: _form(child[1])):
+        for _, group in groupby(children, key=lambda child: _signature(child[1])):
             names, blocks = zip(*group, strict=True)
             is_block = any(True for _ in blocks[0].children()) and any(True for _ in blocks[0].parameters())
             if is_block and len(blocks) > 1:
@@ -120,7 +122,7 @@ def outermost(lists: Sequence[BlockList]) -> list[BlockList]:
     return kept
 
 
-def _form(block: nn.Module) -> tuple[Any, ...]:
+def _signature(block: nn.Module) -> tuple[Any, ...]:
     shapes = {name: tuple(value.shape) for name, value in (*block.named_parameters(), *block.named_buffers())}
     return type(block), shapes
 
@@ -175,40 +177,18 @@ class Progressive:
         the shape of their input, an optimizer that lacks parameters of blocks, and a scheduler with too few
         steps.
         """
-        self.total_steps, self.steps_done, self.stage, self.order = total_steps, 0, 0, order
         fractions = tuple(grow_at) if isinstance(grow_at, Sequence) else (grow_at,)
-        if total_steps < 1:
-            raise UserError(f"total_steps is {total_steps}; give the number of optimizer steps, at least 1")
-        if not 0 < start <= 1:
-            raise UserError(f"start is {start}; give the share of blocks that is active at first, above 0")
-        if not fractions or list(fractions) != sorted({0, *fractions, 1} - {0, 1}):
-            raise UserError(f"grow_at is {grow_at}; give rising fractions of total_steps between 0 and 1")
-        if order not in ("interleaved", "stacked"):
-            raise UserError(f"order is {order!r}; allowed are 'interleaved' and 'stacked'")
-        if tied is not None and not fractions[-1] < tied <= 1:
-            raise UserError(f"tied is {tied}; give a fraction above those of grow_at, at most 1")
-        if (length := _schedule_length(scheduler)) < total_steps:
-            lasts = f"{type(scheduler).__name__} ends after {length:.0f} of {total_steps} steps"
-            raise UserError(f"{lasts}; make it for all of them")
-        if rewarm < 0:
-            raise UserError(f"rewarm is {rewarm}; give a number of optimizer steps, or 0 for none")
-        if isinstance(model, DistributedDataParallel):
-            # A block that is skipped has no gradients; without this DDP waits for them in the next step.
-            if not model.find_unused_parameters:
-                needs = "DistributedDataParallel needs find_unused_parameters=True"
-                raise UserError(f"{needs}, since blocks that are skipped have no gradients; wrap it anew")
-            model = model.module
-        model = getattr(model, "_orig_mod", model)  # of torch.compile
-        self.model = model
+        _check_options(total_steps, start, fractions, order, rewarm, tied, scheduler)
+        self.total_steps, self.steps_done, self.stage, self.order = total_steps, 0, 0, order
+        self.rewarm, self.grown_at, self.tied = rewarm, 0, tied
+        self.model = model = _unwrap(model)
+        if tied and any(base.__name__ == "FSDPModule" for m in model.modules() for base in type(m).__mro__):
+            raise UserError("fully_shard puts parameters in place at every pass; leave out tied=")
         given = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
         # accelerate puts an optimizer of its own, which has no hooks, around the one that steps.
         self.optimizers = tuple(getattr(each, "optimizer", each) for each in given)
-        self.rewarm, self.grown_at = rewarm, 0
         self._rate_hooks: list[Any] = []
         self._rates: dict[torch.optim.Optimizer, list[Any]] = {}  # of optimizers whose rate is lowered now
-        if tied and any(base.__name__ == "FSDPModule" for m in model.modules() for base in type(m).__mro__):
-            raise UserError("fully_shard puts parameters in place at every pass; leave out tied=")
-        self.tied = tied
         self._shared: list[tuple[nn.Module, str, nn.Parameter]] = []  # parameters that tied blocks had
         self._tie_hooks: list[Any] = []
         # To untie blocks is one more stage, with the same blocks active.
@@ -230,19 +210,24 @@ class Progressive:
         self._followers = [_same_blocks(other, self.lists) for other in also]
         self._hooks: list[Any] = []
         self.flops: list[int] = []  # of a forward pass over the example, stage by stage
-        for each in self.lists if example is None else ():
-            record = partial(_record_form, each.names[0], each.skip)
-            self._hooks.append(each.blocks[0].register_forward_hook(record, with_kwargs=True))
-        for self.stage in () if example is None else range(len(ends) + 1):
-            self._activate()
+        if example is None:
+            for each in self.lists:
+                record = partial(_record_form, each.names[0], each.skip)
+                self._hooks.append(each.blocks[0].register_forward_hook(record, with_kwargs=True))
+        else:
+            self._run_stages(example)
+        self.set_stage(0)
+
+    def _run_stages(self, example: Any) -> None:
+        """Run every stage once: count its FLOPs, or raise a UserError where the model does not run."""
+        for stage in range(len(self.grow_steps) + 1):
+            self.set_stage(stage)
             try:
-                self.flops.append(count_flops(model, example))
+                self.flops.append(count_flops(self.model, example))
             except Exception as error:
-                self.set_stage(len(ends))
-                what = f"{type(model).__name__} does not run while blocks of it are skipped"
+                self.set_stage(len(self.grow_steps))
+                what = f"{type(self.model).__name__} does not run while blocks of it are skipped"
                 raise UserError(f"{what} ({with_place(error)}); train it plainly") from error
-        self.stage = 0
-        self._activate()
 
     @property
     def active(self) -> int:
@@ -406,6 +391,45 @@ class Progressive:
                         raise UserError(f"{lacks}; give it all parameters, also those of skipped blocks")
 
 
+def _check_options(
+    total_steps: int,
+    start: float,
+    grow_at: tuple[float, ...],
+    order: str,
+    rewarm: int,
+    tied: float | None,
+    scheduler: Any,
+) -> None:
+    """Raise a UserError for values that are not allowed."""
+    if total_steps < 1:
+        raise UserError(f"total_steps is {total_steps}; give the number of optimizer steps, at least 1")
+    if not 0 < start <= 1:
+        raise UserError(f"start is {start}; give the share of blocks that is active at first, above 0")
+    if not grow_at or list(grow_at) != sorted({0, *grow_at, 1} - {0, 1}):
+        raise UserError(f"grow_at is {grow_at}; give rising fractions of total_steps between 0 and 1")
+    if order not in ("interleaved", "stacked"):
+        raise UserError(f"order is {order!r}; allowed are 'interleaved' and 'stacked'")
+    if tied is not None and not grow_at[-1] < tied <= 1:
+        raise UserError(f"tied is {tied}; give a fraction above those of grow_at, at most 1")
+    if (length := _schedule_length(scheduler)) < total_steps:
+        lasts = f"{type(scheduler).__name__} ends after {length:.0f} of {total_steps} steps"
+        raise UserError(f"{lasts}; make it for all of them")
+    if rewarm < 0:
+        raise UserError(f"rewarm is {rewarm}; give a number of optimizer steps, or 0 for none")
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside of DistributedDataParallel and torch.compile."""
+    if isinstance(model, DistributedDataParallel):
+        # A block that is skipped has no gradients; without this DDP waits for them in the next step.
+        if not model.find_unused_parameters:
+            needs = "DistributedDataParallel needs find_unused_parameters=True"
+            raise UserError(f"{needs}, since blocks that are skipped have no gradients; wrap it anew")
+        model = model.module
+    inner: nn.Module = getattr(model, "_orig_mod", model)  # of torch.compile
+    return inner
+
+
 @torch.no_grad()
 def copy_block(
     source: nn.Module, target: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
@@ -472,16 +496,11 @@ def count_flops(model: nn.Module, example: Any) -> int:
 @torch.no_grad()
 def _call(model: nn.Module, example: Any) -> None:
     """Run a model once in eval mode: no running statistics change and no random numbers are drawn."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with in_eval_mode(model):
         if callable(example):
             example(model)
         else:
             model(**example) if isinstance(example, Mapping) else model(*example)
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _keep_skippable(model: nn.Module, lists: list[BlockList], example: Any) -> list[BlockList]:
@@ -491,12 +510,10 @@ def _keep_skippable(model: nn.Module, lists: list[BlockList], example: Any) -> l
     def record(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         calls.append((block, _find_form(args, kwargs, output)))
 
-    hooks = [block.register_forward_hook(record, with_kwargs=True) for each in lists for block in each.blocks]
-    try:
+    with ExitStack() as hooks:
+        for block in (block for each in lists for block in each.blocks):
+            hooks.enter_context(block.register_forward_hook(record, with_kwargs=True))
         _call(model, example)
-    finally:
-        for hook in hooks:
-            hook.remove()
     kept = []
     for each in lists:
         run = [(block, form) for block, form in calls if block in each.blocks]
