@@ -309,7 +309,7 @@ def test_trial_passes_run_without_autocast() -> None:
     live = attach(model, TABLE)
     with torch.autocast("cpu", torch.bfloat16):
         model.seen = set()
-        live.version += 1
+        live.changed = True
         offers = live.options
         live.plant(0, Blueprint.WIDEN_FULL, CPU, 0)
     assert model.seen == {False}

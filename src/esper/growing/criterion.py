@@ -20,7 +20,6 @@ from esper.utils.errors import UserError, one_line, raised_at
 
 UserStep = Callable[[nn.Module, Any], tuple[Tensor, Any]]  # (model, batch) → loss, score
 TARGETS = ("labels", "label", "targets", "target", "y")  # names of the targets in a dictionary
-LOSS_RAISED = "raised by loss,"  # how a note on an exception begins
 IGNORED = -100  # a target that counts for nothing, as in torch's own losses
 
 
@@ -77,11 +76,9 @@ class Criterion:
         """How decimal targets are trained where the user did not choose it; else None."""
         if self.settings.loss is not None or self.kind in (None, TargetKind.CLASSES):
             return None
-        found, trained = (
-            ("one-hot rows", "cross-entropy")
-            if self.kind is TargetKind.ONE_HOT
-            else ("decimals", "the squared error")
-        )
+        found, trained = "decimals", "the squared error"
+        if self.kind is TargetKind.ONE_HOT:
+            found, trained = "one-hot rows", "cross-entropy"
         return f"the targets are {found}: trained with {trained} (give loss= for another one)"
 
     @property
@@ -125,12 +122,12 @@ class Criterion:
             return default_loss(outputs, targets, self.kind or TargetKind.CLASSES)
         try:
             return self.settings.loss(outputs, targets)
-        except Exception as error:
-            shapes = (
-                list(value.shape) if isinstance(value, Tensor) else value for value in (outputs, targets)
-            )
-            error.add_note("{} for outputs of shape {} and targets of shape {}".format(LOSS_RAISED, *shapes))
-            raise
+        except Exception as error:  # whatever the user's function raises
+            given = list(targets.shape) if isinstance(targets, Tensor) else targets
+            raise UserError(
+                f"loss {_raises(error)} for outputs of shape {list(outputs.shape)} and targets of shape "
+                f"{given}; make it a function (outputs, targets) → one number"
+            ) from error
 
     def check(self, model: nn.Module, name: str, batch: Any) -> None:
         """Run the model on the first batch of train or val; raises a UserError for what does not fit."""
@@ -148,17 +145,12 @@ class Criterion:
 
     def _explain(self, model: nn.Module, name: str, batch: Any, error: Exception) -> str:
         """Return the message for an exception of the user's code, with the line that raised it."""
-        place, kind = raised_at(error), type(model).__name__
-        raises = f"raises {type(error).__name__}{place} ({one_line(error)})"
+        kind = type(model).__name__
         if self.step is not None:
             return (
-                f"step {raises} for the first batch of {name}; make it a function (model, batch) → loss, "
-                "score that takes such batches"
+                f"step {_raises(error)} for the first batch of {name}; make it a function (model, batch) → "
+                "loss, score that takes such batches"
             )
-        shapes = [note for note in getattr(error, "__notes__", ()) if note.startswith(LOSS_RAISED)]
-        if shapes:
-            about = shapes[0].removeprefix(LOSS_RAISED)
-            return f"loss {raises}{about}; make it a function (outputs, targets) → one number"
         given, own = list[Tensor](), floating_dtype(model)
         map_batch(batch, lambda x: given.append(x) or x)  # type: ignore[func-returns-value]
         others = {str(x.dtype) for x in given if x.is_floating_point() and x.dtype != own}
@@ -168,9 +160,9 @@ class Criterion:
                 f"{own}, which do not go together ({one_line(error)}); convert the batches with .to({own}), "
                 "or the model"
             )
-        if place:
+        if raised_at(error):
             end = "mend that line, or give batches that it takes"
-            return f"{kind} {raises} for the first batch of {name}; {end}"
+            return f"{kind} {_raises(error)} for the first batch of {name}; {end}"
         return (
             f"{kind} does not take the batches of {name} ({one_line(error)}); make the data fit its first "
             "layer, or give step=, a function (model, batch) → loss, score"
@@ -209,6 +201,10 @@ class Criterion:
 
 
 # ---- reading what models and functions return ------------------------------------------------------------
+
+
+def _raises(error: Exception) -> str:
+    return f"raises {type(error).__name__}{raised_at(error)} ({one_line(error)})"
 
 
 def _check_step_result(result: Any) -> tuple[Tensor, Any]:

@@ -33,12 +33,11 @@ from esper.watch import report
 if TYPE_CHECKING:
     from esper.growing.api import Growth
 
-SCHEMA = "growth-2"  # of the checkpoints
+SCHEMA = "growth-3"  # of the checkpoints
 MAY_CHANGE = ("device", "progress", "on_epoch", "sinks")  # settings that decide no bit
 MAY_DIFFER = ("epochs", "lr")  # arguments that a resumed growth may have anew, which is noted
 _BODIES = "environment.population."  # where a state has the weights of now, and where older ones
 _SNAPSHOTS = ("environment.governor.bodies.", "ending.best.bodies.")
-_SLASH = "\u2215"  # stands for "/" in the names of a checkpoint, where that has a meaning
 
 
 class GrowFolder:
@@ -111,9 +110,8 @@ class GrowFolder:
             return
         saved = load_checkpoint(path, SCHEMA)
         try:
-            tensors = {key.replace(_SLASH, "/"): value for key, value in saved.tensors.items()}
-            again = {key: tensors[str(_current_name(key))].clone() for key in saved.record["repeated"]}
-            run.load_state_dict(tensors | again)
+            again = {key: saved.tensors[str(_current_name(key))].clone() for key in saved.record["repeated"]}
+            run.load_state_dict(saved.tensors | again)
         except (ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(
                 f"{path} does not fit this model ({error}); give the model and data that {self.folder.path} "
@@ -143,7 +141,7 @@ class GrowFolder:
         tensors = run.state_dict()
         # A tensor of a snapshot that equals the one of now is written once.
         repeated = [key for key, value in tensors.items() if _is_repeated(key, value, tensors)]
-        kept = {key.replace("/", _SLASH): tensors[key] for key in tensors.keys() - set(repeated)}
+        kept = {key: tensors[key] for key in tensors.keys() - set(repeated)}
         known = {"seconds": seconds, "epochs": run.seconds, "repeated": repeated}
         save_checkpoint(self._checkpoint(name), kept, known, SCHEMA)
 

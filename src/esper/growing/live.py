@@ -16,17 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.growing.criterion import (
-    BatchResult,
-    Criterion,
-    Evaluation,
-    MetricSum,
-    UserStep,
-    count_tokens,
-)
+from esper.growing.criterion import BatchResult, Criterion, Evaluation, MetricSum, UserStep, count_tokens
 from esper.growing.data import first_batch, no_more_batches, to_device
 from esper.growing.estimate import SAMPLES, TOKENS, Estimate, estimate_targets
-from esper.growing.live_model import LiveModel, LiveSlot
+from esper.growing.live_model import LiveModel
 from esper.growing.live_optimizer import LiveOptimizer
 from esper.growing.progressive import GROW_AT, Progressive
 from esper.growing.settings import GrowSettings
@@ -126,7 +119,8 @@ class LivePopulation:
         self.live = self._attach_slots(slots, grows)
         if not model.training:
             model.train()  # else submodules in eval mode were put there by the user, and stay there
-        self.num_slots = len(self.live.slots)
+        self.slots, self.num_slots = self.live.slots, len(self.live.slots)  # in execution order
+        self.topology, self.host_parameters = self.live.topology, self.live.host_parameters
         self.members = torch.zeros(1, dtype=torch.long)
         self.births = torch.zeros(1, dtype=torch.long)
         self.finished = torch.zeros(1, dtype=torch.bool)
@@ -213,19 +207,6 @@ class LivePopulation:
         """Whether the model is one that a user can take: no block of it is skipped."""
         return self.progressive is None or self.progressive.whole
 
-    @property
-    def slots(self) -> list[LiveSlot]:
-        """The slots, in execution order."""
-        return self.live.slots
-
-    @property
-    def topology(self) -> str:
-        return self.live.topology
-
-    @property
-    def host_parameters(self) -> int:
-        return self.live.host_parameters
-
     # ---- growth ----------------------------------------------------------------------------------------
 
     def begin_episode(self, episode: int) -> None:
@@ -240,7 +221,9 @@ class LivePopulation:
 
     def prune(self, where: Tensor) -> None:
         for k in _true_slots(where):
-            self._remove_seed(k)
+            self.optimizer.remove_seed(k)
+            self.live.clear(k)
+            self._snapshot = None
 
     def fold(self, where: Tensor, style: Tensor) -> None:
         for k in _true_slots(where):
@@ -298,11 +281,6 @@ class LivePopulation:
             if stage in FORWARD_STAGES or stage is Stage.TRAINING:
                 self._snapshot = self._snapshot if k in self.optimizer.seeds else None
                 self.optimizer.add_seed(k, slot.parameters())
-
-    def _remove_seed(self, k: int) -> None:
-        self.optimizer.remove_seed(k)
-        self.live.clear(k)
-        self._snapshot = None
 
     def _fold_seed(self, k: int, blend: Blend) -> None:
         """Make the seed of slot k part of the model, at alpha 1."""
@@ -421,22 +399,16 @@ class LivePopulation:
         self.sync_slots(states)
         key = tuple((slot.blueprint, slot.alpha, slot.blend) for slot in self.slots)
         found = ValidationMetrics.unmeasured(1, self.num_slots, self.device)
-        isolated = _true_slots(states.stage == Stage.TRAINING)
-        measured = [
-            k
-            for k, slot in enumerate(self.slots if ablate else [])
-            if slot.alpha > 0 or (slot.seed is not None and k in isolated)
-        ]
         if key not in self._evaluations:
             self._evaluations = {key: self.evaluate()}
         own = self._evaluations[key]
         found.loss[0], found.accuracy[0] = own.loss, own.score
-        for k in measured:
-            slot = self.slots[k]
+        isolated = _true_slots(states.stage == Stage.TRAINING)
+        for k, slot in enumerate(self.slots if ablate else []):
             if slot.alpha > 0:
                 with slot.at_alpha(0.0):
                     found.contribution[0, k] = 100.0 * (own.score - self.evaluate().score)
-            else:
+            elif slot.seed is not None and k in isolated:
                 with slot.at_alpha(1.0):
                     found.shadow_gain[0, k] = 100.0 * (self.evaluate().score - own.score)
         return found
@@ -575,19 +547,18 @@ class LivePopulation:
         return named | {f"{OPTIMIZER}{name}": value for name, value in moments.items()}
 
     def snapshot(self) -> dict[str, Tensor]:
-        return self._take_snapshot({})
+        return self.keep({}, torch.tensor(True))
 
     def keep(self, saved: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
         """Return a new snapshot where True, else the saved one.  # where [1]
 
         The optimizer's moments, most of a snapshot, overwrite those of the saved one.
         """
-        moments = {name: value for name, value in saved.items() if name.startswith(OPTIMIZER)}
-        return self._take_snapshot(moments) if bool(where) else saved
-
-    def _take_snapshot(self, reusable: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if not bool(where):
+            return saved
         if self._snapshot is None:
-            self._snapshot = _copy_tensors(self.tensors(), reusable)
+            moments = {name: value for name, value in saved.items() if name.startswith(OPTIMIZER)}
+            self._snapshot = _copy_tensors(self.tensors(), moments)
         return self._snapshot
 
     @torch.no_grad()
@@ -650,10 +621,7 @@ class LivePopulation:
         """
         self.optimizer.check_savable()
         steps_done = 0 if self.progressive is None else self.progressive.steps_done
-        return {
-            "data": torch.tensor([self.batches, *self.samples]),
-            "steps_done": torch.tensor(steps_done),
-        }
+        return {"data": torch.tensor([self.batches, *self.samples]), "steps_done": torch.tensor(steps_done)}
 
     def load_progress(self, saved: Mapping[str, Tensor]) -> None:
         """Restore what `progress_tensors` returned."""

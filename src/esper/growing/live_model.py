@@ -153,8 +153,7 @@ class LiveModel:
         self.folds: list[Fold] = []
         self.frozen = not trainable_parameters(model)
         self.host_parameters = max(1, self.model_parameters())  # of the model as it was given
-        self.version = 0  # rises whenever the model's layers or lists change
-        self._scanned = -1  # at which version
+        self.changed = True  # whether layers or lists of the model changed since the latest scan
         self._options: list[SlotOptions] = []
         self._flops = 0.0
         self._handles: list[RemovableHandle] = []
@@ -184,9 +183,9 @@ class LiveModel:
 
     def _scan(self) -> None:
         """Find out what the model offers, if it has changed since the last time."""
-        if self._scanned == self.version:
+        if not self.changed:
             return
-        self._scanned = self.version
+        self.changed = False
         self.detach()
         before = [slot.spec for slot in self.slots]
         specs, self._options, self._flops = self.probe.scan(self.modules, before)
@@ -339,7 +338,7 @@ class LiveModel:
         fold.parameters = self.model_parameters() - before
         self.folds.append(fold)
         slot.clear()
-        self.version += 1
+        self.changed = True
         self.attach()
         return fold
 
@@ -351,7 +350,7 @@ class LiveModel:
         if self.folds:
             self._restore_given()
             self.modules, self.folds = list(self._given_modules), []
-            self.version += 1
+            self.changed = True
         self.attach()
 
     def plain_model(self) -> nn.Module:
