@@ -46,7 +46,7 @@ def assert_same_run(run: Path, other: Path) -> None:
     assert metrics(run) == metrics(other)
     for name in ("events.jsonl", "config.yaml"):
         assert (run / name).read_text() == (other / name).read_text(), name
-    mine, theirs = TrajectoryFolder(run / "trajectories"), TrajectoryFolder(other / "trajectories")
+    mine, theirs = TrajectoryFolder(run), TrajectoryFolder(other)
     assert mine.rounds() == theirs.rounds() != []
     assert all(mine.read_bytes(number) == theirs.read_bytes(number) for number in mine.rounds())
     for name in ("last", "round-000002", "round-000004"):

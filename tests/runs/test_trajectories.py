@@ -8,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
-from esper.config import load_config
 from esper.runs.trajectories import COLUMNS, TrajectoryFolder, kept_rounds
 from esper.utils.errors import UserError
 from tests.runs.made_up import made_up_trajectories
 
 
 def test_columns_come_back_as_they_were_written(tmp_path: Path) -> None:
-    folder, trajectories = TrajectoryFolder(tmp_path / "trajectories"), made_up_trajectories(round=7)
+    folder, trajectories = TrajectoryFolder(tmp_path), made_up_trajectories(round=7)
     assert folder.rounds() == []
     folder.write(trajectories)
     assert folder.rounds() == [7]
@@ -35,7 +34,7 @@ def test_the_rounds_that_stay_are_few_and_once_dropped_is_dropped_for_good(lates
 
 
 def test_old_rounds_are_dropped_as_new_ones_come(tmp_path: Path) -> None:
-    folder = TrajectoryFolder(tmp_path / "trajectories")
+    folder = TrajectoryFolder(tmp_path)
     for number in range(1, 31):
         folder.write(made_up_trajectories(number, members=2, steps=3), kept=6)
     assert folder.rounds() == [8, 16, 24, 28, 29, 30]
@@ -43,14 +42,6 @@ def test_old_rounds_are_dropped_as_new_ones_come(tmp_path: Path) -> None:
     assert folder.rounds() == [8, 16, 24]
 
 
-def test_a_run_of_an_earlier_version_goes_on_in_its_own_folder(tmp_path: Path) -> None:
-    assert TrajectoryFolder.of(tmp_path).path == tmp_path / "trajectories"
-    (tmp_path / "lanes").mkdir()
-    TrajectoryFolder.of(tmp_path).write(made_up_trajectories(round=3))
-    assert TrajectoryFolder.of(tmp_path).rounds() == [3]
-    assert load_config(overrides=["telemetry.lanes=3"]).telemetry.trajectories == 3
-
-
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
-        TrajectoryFolder(tmp_path / "trajectories").read_bytes(3)
+        TrajectoryFolder(tmp_path).read_bytes(3)

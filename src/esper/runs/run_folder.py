@@ -83,7 +83,7 @@ class RunFolder:
         self.about = dict(about)  # versions.json
         self.metrics_file = JsonLines(path / "metrics.jsonl")
         self.events_file = JsonLines(path / "events.jsonl")
-        self.trajectories = TrajectoryFolder.of(path)
+        self.trajectories = TrajectoryFolder(path)
         self.checkpoints_path, self.report_path = path / "checkpoints", path / "report.html"
         # What was asked for beside the configuration, as given to `create`.
         self.request = dict(self.about.get("request", {}))

@@ -3,7 +3,6 @@
     trajectories/000012.safetensors    round 12; its header, under `trajectories`, is one JSON object
 
 A growth has one file, 0; a comparison one for each controller, in their order from 1 on, with its name.
-Runs of earlier versions have `lanes` for both names, and can still be read.
 
 The tensors are those of `COLUMNS`, for T steps, N members and S slots; rows of T + 1 begin before the first
 step. The header names the round, the slots, the host's parts and what the numbers of stages, ops and
@@ -96,14 +95,8 @@ def kept_rounds(latest: int, kept: int) -> set[int]:
 class TrajectoryFolder:
     """The trajectories of one run: a file for each round that is kept."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @classmethod
-    def of(cls, run: Path) -> TrajectoryFolder:
-        """Return that of a run, under its earlier name where the run has one."""
-        earlier = run / "lanes"
-        return cls(earlier if earlier.is_dir() else run / "trajectories")
+    def __init__(self, run: Path) -> None:
+        self.path = run / "trajectories"
 
     def write(self, trajectories: Trajectories, kept: int = 1) -> None:
         """Add a round and drop those that it makes superfluous."""

@@ -117,11 +117,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Settings by their earlier names, which are read for one more release.
-OLD_SPELLINGS = {
-    "optimiser": "optimizer",
-    "make_optimiser": "make_optimizer",
-    "lanes": "trajectories",
-}
+OLD_SPELLINGS = {"optimiser": "optimizer", "make_optimiser": "make_optimizer"}
 
 
 def with_new_spellings(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,26 +10,12 @@ from typing import Any, TypeVar
 from esper.runs.console import interval, learning_in_words, number
 from esper.runs.files import file_in
 from esper.runs.run_folder import TRAINING_KINDS, RunFolder, flatten
-from esper.runs.schema import (
-    COMPARED,
-    Comparison,
-    Growth,
-    SavedNetwork,
-    json_values,
-)
+from esper.runs.schema import COMPARED, Comparison, Growth, SavedNetwork, json_values
 from esper.utils.errors import UserError
 from esper.utils.statistics import clear_of_zero, mean_interval
 from esper.watch.reading import last_line
 
-_SIGNED = (
-    "versions.json",
-    "config.yaml",
-    "results.json",
-    "network.md",
-    "growth.json",
-    "trajectories",
-    "lanes",
-)
+_SIGNED = ("versions.json", "config.yaml", "results.json", "network.md", "growth.json", "trajectories")
 Read = TypeVar("Read")
 
 
@@ -77,10 +63,7 @@ def facts(run: Path) -> dict[str, Any]:
         "results": _results(tried(folder.results)),
         "network": tried(lambda: _text(run, "network.md")),
         "growth": json_values(tried(folder.growth)),
-        "trajectories": tried(
-            lambda: file_in(run, folder.trajectories.path.name) and folder.trajectories.rounds()
-        )
-        or [],
+        "trajectories": tried(lambda: file_in(run, "trajectories") and folder.trajectories.rounds()) or [],
         "outcome": tried(lambda: outcome(folder)) or _outcome([]),
     }
     for name in ("metrics.jsonl", "events.jsonl"):  # what reads them elsewhere says nothing of links

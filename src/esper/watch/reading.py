@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -136,7 +137,7 @@ def round_events(path: Path, round: int, member: int | None = None) -> dict[str,
         except UserError:
             damaged += 1
             continue
-        if event.round == round and member in (None, event.member):
+        if member in (None, event.member):
             events.append(event)
     kinds = dict(Counter[str](event.kind for event in events))
     sums = {"total": len(events), "damaged": damaged, "kinds": kinds, "ledger": blueprint_ledger(events)}
@@ -178,26 +179,11 @@ def blueprint_ledger(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 def _lines_of_round(path: Path, round: int) -> Iterator[bytes]:
     """Yield the lines of a round, and damaged ones among them; rounds only grow from line to line."""
-    reached = 0
-    # 9 MB of lines take 0.04 s; to find the round by halving the file took 0.001 s and thirty lines.
-    try:
-        with open(path, "rb") as file:
-            for line in file:
-                found = _round_of(line)
-                reached = reached if found is None else found
-                if reached > round or not line.endswith(b"\n"):
-                    break
-                if reached == round:
-                    yield line
-    except OSError:
-        return
-
-
-def _round_of(line: bytes) -> int | None:
-    """Return the round of a line, without parsing all of it where it begins as ours do."""
-    try:
-        if line.startswith(b'{"round":'):
-            return int(line[9 : line.index(b",", 9)])
-        return int(json.loads(line)["round"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
+    own = False
+    # Only the beginning of a line is compared: to parse all 9 MB of a long run would take seconds.
+    with suppress(OSError), open(path, "rb") as file:
+        for line in file:
+            if line.startswith(b'{"round":'):
+                own = line.startswith(b'{"round":%d,' % round)
+            if own and line.endswith(b"\n"):
+                yield line

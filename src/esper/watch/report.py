@@ -94,7 +94,7 @@ def _questions(run: Path) -> Iterator[tuple[str, Any]]:
             events += told["total"]
             yield f"api/events {number}", told
         try:
-            yield f"api/trajectories {number}", TrajectoryFolder.of(run).read_bytes(number)
+            yield f"api/trajectories {number}", TrajectoryFolder(run).read_bytes(number)
         except UserError:  # the page says that it is missing
             continue
 

@@ -139,7 +139,7 @@ def make_app(
         return round_events(file_in(run_of(request), "events.jsonl"), number_of(request, "round"), member)
 
     def tell_trajectories(request: Request) -> Any:
-        data = TrajectoryFolder.of(run_of(request)).read_bytes(number_of(request, "round"))
+        data = TrajectoryFolder(run_of(request)).read_bytes(number_of(request, "round"))
         return Response(data, media_type="application/octet-stream")
 
     async def stream(request: Request) -> Response:

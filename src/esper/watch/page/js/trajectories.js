@@ -71,8 +71,7 @@ function columnsOf(buffer) {
   const view = new DataView(buffer);
   const length = Number(view.getBigUint64(0, true));
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
-  const { trajectories, lanes } = header.__metadata__; // lanes: in files of earlier versions
-  const about = JSON.parse(trajectories ?? lanes);
+  const about = JSON.parse(header.__metadata__.trajectories);
   const columns = {};
   for (const [name, entry] of Object.entries(header)) {
     if (name === "__metadata__") continue;
