@@ -32,8 +32,7 @@ CONTROLLER_HELP = (
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="a YAML file of settings")]
 Preset = Annotated[
-    str | None,
-    typer.Option("--preset", "-p", help="compute, demo, digits, gpu, letter, mnist1d or text"),
+    str | None, typer.Option("--preset", "-p", help="compute, demo, digits, gpu, letter, mnist1d or text")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -46,8 +45,7 @@ TaskName = Annotated[
     str | None, typer.Option("--task", "-t", help="the data set, with the preset of its name if there is one")
 ]
 Members = Annotated[
-    int | None,
-    typer.Option("--members", "-n", min=1, max=1_000_000, help="networks under each controller"),
+    int | None, typer.Option("--members", "-n", min=1, max=1_000_000, help="networks under each controller")
 ]
 Force = Annotated[
     bool, typer.Option("--force", help="let controllers act outside of the conditions they were trained in")

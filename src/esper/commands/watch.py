@@ -20,8 +20,7 @@ def watch(
         int | None, typer.Option("--port", min=0, max=65535, help="by default 8642, or any that is free")
     ] = None,
     host: Annotated[
-        str,
-        typer.Option("--host", help="an address of this machine for other machines to reach, or 0.0.0.0"),
+        str, typer.Option("--host", help="an address of this machine for other machines to reach, or 0.0.0.0")
     ] = "127.0.0.1",
 ) -> None:
     """Show runs on a page of this machine: live, or replayed, several at once.

@@ -177,7 +177,7 @@ class Grown:
         rollbacks = int(record.panicked.sum())
         lines = [
             f"validation {self.score_name} {first:.3f} → {last:.3f} in {record.num_steps} epochs, with the "
-            f"weights of epoch {self.epoch}",
+            f"weights of epoch {self.epoch}"
         ]
         if planted:
             lines.append(f"seeds: {planted} planted, {kept} kept, {planted - kept} taken out again")

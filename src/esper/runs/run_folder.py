@@ -31,23 +31,8 @@ from typing import Any, Literal, get_args
 
 from filelock import FileLock, Timeout
 
-from esper.runs.files import (
-    JsonLines,
-    disk_errors,
-    file_in,
-    read_json,
-    remove_unfinished,
-    write_atomically,
-)
-from esper.runs.schema import (
-    Comparison,
-    Event,
-    Growth,
-    Record,
-    SavedNetwork,
-    from_json,
-    to_json,
-)
+from esper.runs.files import JsonLines, disk_errors, file_in, read_json, remove_unfinished, write_atomically
+from esper.runs.schema import Comparison, Event, Growth, Record, SavedNetwork, from_json, to_json
 from esper.runs.trajectories import TrajectoryFolder
 from esper.utils.errors import UserError
 from esper.utils.settings import parse_yaml
@@ -59,11 +44,7 @@ Kind = Literal["train", "compare", "grow", "demo"]
 KINDS: tuple[str, ...] = get_args(Kind)
 TRAINING_KINDS = ("train", "demo")
 _BEGINNING = {"versions.json", "command.txt", "checkpoints", ".lock"}  # all that is there before config.yaml
-_FILES: dict[type, str] = {
-    Comparison: "results.json",
-    Growth: "growth.json",
-    SavedNetwork: "network.json",
-}
+_FILES: dict[type, str] = {Comparison: "results.json", Growth: "growth.json", SavedNetwork: "network.json"}
 _PACKAGES = ("esper-lite", "torch", "numpy", "pydantic", "safetensors", "scikit-learn")
 
 
