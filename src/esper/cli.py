@@ -1,4 +1,4 @@
-"""The command line: `esper <command>`. Each command lives in `esper.commands`."""
+"""The command line: `esper <command>`. Each command is a module of `esper.commands`."""
 
 from __future__ import annotations
 

@@ -83,9 +83,3 @@ def test_units_doubled_twice_by_a_schedule() -> None:
     code = block_with("folds=2").replace("folds=2)", "folds=2, epochs=12)")
     made = run(code, model=models.small_mlp(), **table_loaders())
     assert "wide" in made["grown"].diff()
-
-
-def test_every_block_is_run() -> None:
-    source = Path(__file__).read_text(encoding="utf-8")
-    words = re.findall(r'block_with\("(.*?)"\)', source)
-    assert [block for block in BLOCKS if not any(word in block for word in words)] == []

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
@@ -16,12 +19,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
@@ -31,6 +31,7 @@ from esper.growing.progressive import Progressive, choose_active, copy_block, fi
 from esper.utils.errors import UserError
 from tests.growing.test_zoo import timm_model
 
+ROOT = Path(__file__).parents[2]
 TOKENS = torch.randint(0, 20, (2, 6), generator=torch.Generator().manual_seed(0))
 PICTURES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 TABLE = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
@@ -688,44 +689,13 @@ def test_what_blocks_pass_on_goes_through_skipped_ones() -> None:
 # ---- several processes -----------------------------------------------------------------------------------
 
 
-def _train_in_processes(rank: int, folder: str, halves: int) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store{halves}", rank=rank, world_size=halves
-    )
-    model = make()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm1d):
-            module.eval()  # statistics of half a batch would differ
-    sharded = copy.deepcopy(model)
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (halves,))
-    for module in (*sharded[1], sharded):  # type: ignore[misc]
-        fully_shard(module, mesh=mesh)
-    with pytest.raises(UserError, match="leave out tied="):
-        Progressive(sharded, OPTIMIZERS["adamw"](sharded.parameters()), 6, grow_at=0.5, tied=0.7)
-    ways = {
-        "ddp": DistributedDataParallel(model, find_unused_parameters=True),
-        "tied": DistributedDataParallel(copy.deepcopy(model), find_unused_parameters=True),
-        "fsdp2": sharded,
-    }
-    for name, wrapped in ways.items():
-        optimizer = OPTIMIZERS["adamw"](wrapped.parameters())
-        grower = Progressive(wrapped, optimizer, 6, grow_at=0.5, tied=0.8 if name == "tied" else None)
-        for _ in range(6):
-            train_step(wrapped, optimizer, TABLE.chunk(halves)[rank])
-            grower.step()
-        weights = getattr(wrapped, "module", wrapped).state_dict()
-        full = {
-            key: value.full_tensor() if isinstance(value, DTensor) else value
-            for key, value in weights.items()
-        }
-        torch.save(full, f"{folder}/{name}-{halves}-{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
+@pytest.mark.first
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_two_processes_have_equal_weights_and_those_of_one(tmp_path: Any) -> None:
-    _train_in_processes(0, str(tmp_path), 1)
-    mp.start_processes(_train_in_processes, (str(tmp_path), 2), nprocs=2, start_method="spawn")
+    command = [sys.executable, "-m", "tests.growing.processes", str(tmp_path)]
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | variables)
+    assert "8 blocks active on 2 processes, equal weights" in done.stdout, done.stderr  # examples/ddp.py
     for way, single in {"ddp": "ddp", "fsdp2": "ddp", "tied": "tied"}.items():
         one = torch.load(tmp_path / f"{single}-1-0.pt")
         first, second = (torch.load(tmp_path / f"{way}-2-{rank}.pt") for rank in (0, 1))
@@ -929,6 +899,7 @@ def test_grow_spends_what_it_saves_on_more_epochs() -> None:
     assert float(grown.record.flops[0]) == pytest.approx(float(plain.record.flops[0]), rel=0.1)
 
 
+@pytest.mark.usefixtures("no_report")
 def test_grow_goes_on_from_every_epoch_to_the_same_bits(tmp_path: Any) -> None:
     """From before the growth, from the epoch of the growth and from after it."""
 
@@ -943,6 +914,7 @@ def test_grow_goes_on_from_every_epoch_to_the_same_bits(tmp_path: Any) -> None:
         assert len(resumed.seconds) == len(whole.seconds) == 6
 
 
+@pytest.mark.usefixtures("no_report")
 def test_metrics_of_a_growth_reach_tensorboard(tmp_path: Any) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     esper.grow(make(8), DATA, out=tmp_path / "run", sinks=["tensorboard"], **STEPS)  # type: ignore[arg-type]
@@ -952,6 +924,7 @@ def test_metrics_of_a_growth_reach_tensorboard(tmp_path: Any) -> None:
         esper.grow(make(8), DATA, sinks=["tensorboard"])
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(("changed", "steps"), [({"epochs": 8}, 8), ({"lr": 1e-3}, 6)])
 def test_a_resumed_growth_may_have_more_epochs_or_another_rate(
     tmp_path: Path, changed: dict[str, Any], steps: int

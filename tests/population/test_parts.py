@@ -148,16 +148,12 @@ def test_an_extracted_member_is_plain_and_equal(preset: str, seed: int) -> None:
 def test_a_finished_member_keeps_every_bit_and_changes_nobody(preset: str, seed: int) -> None:
     with doubles():
         life = Life(preset, seed, members=4, mirrored=False).grow(rounds=1)
-        check_finished(life)
-
-
-def check_finished(life: Life) -> None:
-    population, twin = life.population, copy.deepcopy(life.population)
-    population.finished[1] = True
-    before = population.snapshot()
-    trained = population.train_epoch(life.states, life.data, CLOCK)
-    judged = population.validate(life.states, life.data, unfinished=True)
-    there = twin.train_epoch(life.states, life.data, CLOCK)
+        population, twin = life.population, copy.deepcopy(life.population)
+        population.finished[1] = True
+        before = population.snapshot()
+        trained = population.train_epoch(life.states, life.data, CLOCK)
+        judged = population.validate(life.states, life.data, unfinished=True)
+        there = twin.train_epoch(life.states, life.data, CLOCK)
     assert trained.loss[1].isnan()
     assert judged.accuracy[1].isnan()
     others = torch.tensor([0, 2, 3])

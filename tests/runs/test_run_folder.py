@@ -64,7 +64,7 @@ def test_any_cut_of_the_file_leaves_its_whole_lines(
     lines.append(*[{"round": n, "text": "é" * n} for n in range(12)])
     whole = path.read_bytes()
     path.write_bytes(whole[:cut])
-    lines.mend()
+    lines.repair()
     assert len(list(lines)) == whole[:cut].count(b"\n")
     assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[: whole[:cut].count(b"\n")])
 

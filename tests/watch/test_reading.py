@@ -13,7 +13,14 @@ from esper.runs.files import JsonLines, file_in
 from esper.runs.schema import Event
 from esper.utils.errors import UserError
 from esper.watch import reading
-from esper.watch.reading import MOST_TOLD, Position, blueprint_ledger, last_line, read_on, round_events
+from esper.watch.reading import (
+    MAX_EVENTS,
+    Position,
+    blueprint_ledger,
+    last_line,
+    read_new_lines,
+    round_events,
+)
 from esper.watch.server import Library
 
 START = Position()
@@ -60,14 +67,14 @@ def test_nothing_beside_the_given_folders_is_found(tmp_path: Path) -> None:
 def read_all(path: Path, position: Position = START) -> tuple[list[str], Position, int]:
     lines: list[str] = []
     damaged = 0
-    while (piece := read_on(path, position)) is not None:
-        lines, position, damaged = lines + piece.lines, piece.position, damaged + piece.damaged
+    while (found := read_new_lines(path, position)) is not None:
+        lines, position, damaged = lines + found.lines, found.position, damaged + found.damaged
     return lines, position, damaged
 
 
 def test_torn_lines_wait_and_damaged_ones_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    assert read_on(file, START) is None
+    assert read_new_lines(file, START) is None
     assert last_line(file) is None
     file.write_bytes(b'{"round":1}\r\n\xff\xfe\n[1]\n{"kl":NaN}\n\n{"round":\r2}\n{"a":"\r"}\n{"rou')
     lines, position, damaged = read_all(file)
@@ -75,9 +82,9 @@ def test_torn_lines_wait_and_damaged_ones_are_counted(tmp_path: Path) -> None:
     assert damaged == 4
     assert last_line(file) == {"round": 2}
     file.write_bytes(file.read_bytes() + b'nd":3}\n')
-    piece = read_on(file, Position.parse(str(position)))
-    assert piece is not None
-    assert (piece.lines, piece.restarted) == (['{"round":3}'], False)
+    found = read_new_lines(file, Position.parse(str(position)))
+    assert found is not None
+    assert (found.lines, found.restarted) == (['{"round":3}'], False)
 
 
 @pytest.mark.parametrize(
@@ -91,10 +98,10 @@ def test_a_file_that_was_cut_replaced_or_removed_begins_anew(tmp_path: Path, lat
         file.unlink()
     else:
         file.write_text(later)
-    piece = read_on(file, position)
-    assert piece is not None
-    assert piece.restarted
-    assert piece.lines == ([] if later is None else later.splitlines())
+    found = read_new_lines(file, position)
+    assert found is not None
+    assert found.restarted
+    assert found.lines == ([] if later is None else later.splitlines())
 
 
 @examples
@@ -157,10 +164,10 @@ def test_the_events_of_a_round_are_found_among_damaged_lines(
 
 def test_more_events_than_may_be_told_are_counted(tmp_path: Path) -> None:
     file = JsonLines(tmp_path / "events.jsonl")
-    file.append(*(Event(round=1, step=0, member=i, kind="germinated") for i in range(MOST_TOLD + 5)))
+    file.append(*(Event(round=1, step=0, member=i, kind="germinated") for i in range(MAX_EVENTS + 5)))
     found = round_events(file.path, 1)
-    assert len(found["events"]) == MOST_TOLD
-    assert found["total"] == found["kinds"]["germinated"] == MOST_TOLD + 5
+    assert len(found["events"]) == MAX_EVENTS
+    assert found["total"] == found["kinds"]["germinated"] == MAX_EVENTS + 5
     assert round_events(tmp_path / "nothing.jsonl", 1)["total"] == 0
 
 

@@ -97,7 +97,7 @@ class JsonLines:
             return
         with disk_errors("write", self.path), open(self.path, "ab", buffering=0) as file:
             rest = memoryview(text.encode())
-            while rest:  # a full disk may leave half a line, which `mend` cuts off
+            while rest:  # a full disk may leave half a line, which `repair` cuts off
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
 
@@ -111,7 +111,7 @@ class JsonLines:
                 )
             yield record
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Cut off a last line that has no end, or that a dying machine left as something else than JSON."""
         lines = self._whole_lines()
         if lines and parse_line(lines[-1]) is None:

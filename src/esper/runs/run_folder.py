@@ -141,8 +141,8 @@ class RunFolder:
         with disk_errors("write in", folder.path):
             folder.checkpoints_path.mkdir(exist_ok=True)
         folder._acquire()
-        folder.metrics_file.mend()
-        folder.events_file.mend()
+        folder.metrics_file.repair()
+        folder.events_file.repair()
         return folder
 
     def close(self) -> None:
@@ -275,7 +275,7 @@ class RunFolder:
     def _acquire(self) -> None:
         """Lock the folder for this process, and remove what a killed one had half-written.
 
-        The lock lives with the process, so that a killed one leaves none behind.
+        The system releases the lock with the process, so that a killed one leaves none behind.
         """
         with disk_errors("write", self.path / ".lock"):
             try:
@@ -284,7 +284,7 @@ class RunFolder:
                 raise UserError(
                     f"another process is writing to {self.path}; wait for it, or stop it first"
                 ) from None
-            except NotImplementedError:
+            except NotImplementedError:  # filelock: the file system has no flock, as some network disks
                 raise UserError(f"the disk of {self.path} knows no locks; choose another folder") from None
         for folder in (self.path, self.checkpoints_path, self.trajectories.path):
             remove_unfinished(folder)

@@ -172,38 +172,34 @@ def agree_on_prefix(store: Store, rank: int, size: int, patience: float) -> str:
 
     The store of torchrun outlives a restart, and with it the addresses of processes that are gone, so that
     every start needs a prefix of its own. No counter of starts is equal on all machines. So each process
-    writes a fresh random word; the first one answers the newest word of each process with its own, which is
-    the prefix, until all have confirmed it. Raises LostProcessError where one does not come in time.
+    writes a random token; the first one answers the newest token of each process with its own, which is the
+    prefix, until all have confirmed it. Raises LostProcessError where one does not come in time.
     """
-    word, until = uuid4().hex, time.monotonic() + patience
+    own, until = uuid4().hex, time.monotonic() + patience
     if rank > 0:
-        store.set(f"word/{rank}", word)
-        name = _wait_for(store, f"answer/{word}", until)
-        store.set(f"confirmed/{name}/{rank}", "")
-        return name
-    unmet, heard = set(range(1, size)), dict[int, str]()
-    while unmet:
+        store.set(f"token/{rank}", own)
+        while not store.check([f"answer/{own}"]):
+            if time.monotonic() > until:
+                raise LostProcessError("process 0 did not come in time")
+            time.sleep(POLL_SECONDS)
+        prefix = store.get(f"answer/{own}").decode()
+        store.set(f"confirmed/{prefix}/{rank}", "")
+        return prefix
+    missing, answered = set(range(1, size)), dict[int, str]()
+    while missing:
         if time.monotonic() > until:
-            raise LostProcessError(f"process {min(unmet)} did not come within {patience:g} s")
-        for other in sorted(unmet):
-            if store.check([f"confirmed/{word}/{other}"]):
-                unmet.remove(other)
-            elif store.check([f"word/{other}"]):
-                said = store.get(f"word/{other}").decode()
-                if heard.get(other) != said:
-                    store.set(f"answer/{said}", word)
-                    heard[other] = said
+            raise LostProcessError(f"process {min(missing)} did not come within {patience:g} s")
+        for other in sorted(missing):
+            if store.check([f"confirmed/{own}/{other}"]):
+                missing.remove(other)
+            elif store.check([f"token/{other}"]):
+                # A token may be that of an earlier start: a newer one replaces it and is answered as well.
+                token = store.get(f"token/{other}").decode()
+                if answered.get(other) != token:
+                    store.set(f"answer/{token}", own)
+                    answered[other] = token
         time.sleep(POLL_SECONDS)
-    return word
-
-
-def _wait_for(store: Store, key: str, until: float) -> str:
-    """Wait for a key of the store and return its value."""
-    while not store.check([key]):
-        if time.monotonic() > until:
-            raise LostProcessError("process 0 did not come in time")
-        time.sleep(POLL_SECONDS)
-    return store.get(key).decode()
+    return own
 
 
 def _first_line(error: Exception) -> str:

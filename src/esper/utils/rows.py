@@ -129,7 +129,7 @@ def check_like(
     own: Mapping[str, Tensor],
     given: Mapping[str, Tensor],
     what: str,
-    mend: str = "restore into the same members, host, slots and config",
+    advice: str = "restore into the same members, host, slots and config",
 ) -> None:
     """Raise ValueError for tensors whose names, shapes or dtypes differ, before anything is overwritten."""
     missing, unknown = sorted(set(own) - set(given)), sorted(set(given) - set(own))
@@ -140,5 +140,5 @@ def check_like(
         if other.shape != tensor.shape or other.dtype != tensor.dtype:
             raise ValueError(
                 f"{name} of {what} is {other.dtype} {tuple(other.shape)}; expected {tensor.dtype} "
-                f"{tuple(tensor.shape)}: {mend}"
+                f"{tuple(tensor.shape)}: {advice}"
             )

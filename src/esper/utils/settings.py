@@ -191,7 +191,7 @@ def describe_problem(kind: type[Config], data: Any, problem: dict[str, Any]) -> 
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     if problem["type"] != "value_error":
         reason = problem["msg"].replace("Input ", "it ", 1).replace("Tuple ", "the list ", 1)
-    else:  # a rule of the class itself, which speaks for itself
+    else:  # raised by a validator of the class, with a whole sentence
         reason = str(problem["ctx"]["error"])
         if inner is not None:  # about a group of settings, whose values are too many to show
             return f"{path or 'the configuration'} does not fit together: {reason}"

@@ -1,4 +1,4 @@
-"""What the page is told of runs besides their rounds: settings, results and outcome."""
+"""What the page shows of a run besides its rounds: settings, results and outcome."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def state(run: Path) -> str:
 
 
 def facts(run: Path) -> dict[str, Any]:
-    """Return everything but the rounds. What is missing is null; what is damaged is told in `problems`."""
+    """Return everything but the rounds. What is missing is null; what is damaged is listed in `problems`."""
     problems: list[str] = []
 
     def tried(read: Callable[[], Read]) -> Read | None:
@@ -97,9 +97,9 @@ def _results(results: Comparison | None) -> dict[str, Any] | None:
 
 
 def outcome(folder: RunFolder) -> dict[str, Any]:
-    """Return what came of a run: `sentences`, the verdict first; what `grew`; the `story` of a growth.
+    """Return the outcome of a run: `sentences`, the verdict first; what `grew`; the `story`, epoch by epoch.
 
-    Nothing is said of a run that is still going on.
+    All are empty while the run is not finished.
     """
     # What counts is the last thing that the run was for: a growth, a network, a comparison, a training.
     growth, network, results = folder.growth(), folder.network(), folder.results()

@@ -1,4 +1,4 @@
-"""Reading JSON lines that somebody else may be writing, cutting short or replacing: rounds and events."""
+"""Read JSON lines of rounds and events that another process may be appending to, cutting or replacing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from esper.utils.errors import UserError
 from esper.utils.statistics import mean_interval
 
 CHUNK = 512 * 1024  # bytes that are read at a time
-MOST_TOLD = 2_000  # events of a round that are sent as they are; the others are counted only
-_LONGEST_LINE = 32 * CHUNK  # a longer one is passed over
-_MARKED = 64  # bytes that the checksum of a position covers
-_FARTHEST = 2**63  # offsets from here on cannot be sought
+MAX_EVENTS = 2_000  # of a round that are sent; the others are only counted
+_LONGEST_LINE = 32 * CHUNK  # a longer one is skipped
+_CHECKSUM_BYTES = 64  # ahead of a position, which its checksum covers
+_MAX_OFFSET = 2**63  # a file cannot be positioned at this offset or a larger one
 
 
 @dataclass(frozen=True)
@@ -30,51 +30,51 @@ class Position:
     """
 
     offset: int = 0
-    mark: int = 0
+    checksum: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Position:
         """Return what `str` made of a position; the beginning of the file for anything else."""
-        offset, _, mark = text.partition("-")
+        offset, _, checksum = text.partition("-")
         try:
-            position = cls(int(offset), int(mark, 16))
+            position = cls(int(offset), int(checksum, 16))
         except ValueError:
             return cls()
-        return position if 0 <= position.offset < _FARTHEST else cls()
+        return position if 0 <= position.offset < _MAX_OFFSET else cls()
 
     def __str__(self) -> str:
-        return f"{self.offset}-{self.mark:x}"
+        return f"{self.offset}-{self.checksum:x}"
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What was found behind a position."""
+class NewLines:
+    """The lines of a file after a position."""
 
     position: Position  # to read on from
     lines: list[str]  # whole lines, each one JSON object without line ends
     damaged: int  # whole lines that are not
-    restarted: bool  # the file is another one: forget what came before
+    restarted: bool  # the file was replaced: drop the lines from before
 
 
-def read_on(path: Path, position: Position) -> Piece | None:
-    """Return the next whole lines behind `position`, about `CHUNK` bytes of them; None if there are none.
+def read_new_lines(path: Path, position: Position) -> NewLines | None:
+    """Return the next whole lines after `position`, about `CHUNK` bytes of them; None if there are none.
 
-    A last line without an end is held back until it has one.
+    A last line without a line end is left for the next call.
     """
     try:
         with open(path, "rb") as file:
-            restarted = position.offset > 0 and _mark(file, position.offset) != position.mark
+            restarted = position.offset > 0 and _checksum(file, position.offset) != position.checksum
             start = 0 if restarted else position.offset
             data = _whole_lines(file, start)
             end = start + len(data)
-            after = Position(end, _mark(file, end)) if end else Position()
+            after = Position(end, _checksum(file, end)) if end else Position()
     except OSError:  # not there, or not there any more
-        return Piece(Position(), [], 0, True) if position.offset else None
+        return NewLines(Position(), [], 0, True) if position.offset else None
     if not data and not restarted:
         return None
     lines = [line for line in data.split(b"\n") if line.strip()]
     whole = [text for line in lines if (text := _json_object(line)) is not None]
-    return Piece(after, whole, len(lines) - len(whole), restarted)
+    return NewLines(after, whole, len(lines) - len(whole), restarted)
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
@@ -90,9 +90,9 @@ def last_line(path: Path) -> dict[str, Any] | None:
     return None if text is None else dict(json.loads(text))
 
 
-def _mark(file: BinaryIO, offset: int) -> int:
+def _checksum(file: BinaryIO, offset: int) -> int:
     """Return a checksum of the bytes before `offset`; 0 where the file is shorter."""
-    begin = max(offset - _MARKED, 0)
+    begin = max(offset - _CHECKSUM_BYTES, 0)
     file.seek(begin)
     data = file.read(offset - begin)
     return crc32(data) if len(data) == offset - begin else 0
@@ -125,10 +125,10 @@ def _refuse(name: str) -> None:
 
 
 def round_events(path: Path, round: int, member: int | None = None) -> dict[str, Any]:
-    """Return the events of `round`, or those of one member in it: as many as may be told, and their sums.
+    """Return the events of `round`, or those of one member in it, and their counts.
 
-    events: at most `MOST_TOLD`; total, damaged: how many there are, and how many could not be read; kinds:
-    how many of each; ledger: what became of each blueprint. A file that is not there has none.
+    events: at most `MAX_EVENTS`; total, damaged: how many there are, and how many could not be read; kinds:
+    how many of each; ledger: `blueprint_ledger`. A missing file has no events.
     """
     events, damaged = [], 0
     for line in _lines_of_round(path, round):
@@ -141,14 +141,14 @@ def round_events(path: Path, round: int, member: int | None = None) -> dict[str,
             events.append(event)
     kinds = dict(Counter[str](event.kind for event in events))
     sums = {"total": len(events), "damaged": damaged, "kinds": kinds, "ledger": blueprint_ledger(events)}
-    return {"events": events[:MOST_TOLD], **sums}
+    return {"events": events[:MAX_EVENTS], **sums}
 
 
 def blueprint_ledger(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Return what became of the seeds of each blueprint, the most planted first.
+    """Count the outcomes of the seeds of each blueprint, the most planted first.
 
-    Seeds that were pruned or rolled back are taken out. `contribution` (points) and `parameters` are means
-    over the seeds that were kept.
+    "taken out": pruned or rolled back. `contribution` (points) and `parameters` are means over the seeds that
+    were kept.
     """
     by_kind: dict[str, dict[str, list[Event]]] = {}
     for event in events:

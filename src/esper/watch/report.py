@@ -1,7 +1,7 @@
-"""The report of a run: the page as one file that holds the answers of the server.
+"""The report of a run: the page as one file that holds the responses of the server.
 
-The file needs no server and no network. Scripts of the page are embedded by an import map, answers as JSON
-under the questions that the page asks (see stream.js); long ones are compressed. What does not fit into
+The file needs no server and no network. Scripts of the page are embedded by an import map, responses as JSON
+under the requests that the page makes (see stream.js); long ones are compressed. What does not fit into
 `MOST_BYTES` is left out, old rounds first, and the page says so.
 """
 
@@ -25,10 +25,10 @@ from esper.watch.facts import facts, last_round, state
 from esper.watch.reading import round_events
 
 PAGE = Path(__file__).parent / "page"
-MOST_BYTES = 2_500_000  # of the answers; the page itself has about 300,000
-_PLAIN = 32_768  # bytes up to which an answer stays readable JSON
+MOST_BYTES = 2_500_000  # of the responses; the page itself has about 300,000
+_PLAIN = 32_768  # bytes up to which a response stays readable JSON
 _MOST_ROUNDS = 2_000  # of the curves; a longer run has every second one, or fourth, ...
-_BY_STEP = 100  # newest rounds whose ops are told step by step
+_BY_STEP = 100  # newest rounds that keep their ops step by step
 _MOST_EVENTS = 40_000  # of all rounds together: to read so many takes half a second
 # The browser itself refuses whatever would load something from elsewhere.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:"
@@ -49,7 +49,7 @@ def render_report(run: Path) -> str:
     module = "\n".join(
         (
             f'<script type="importmap">{_json_in_html({"imports": scripts})}</script>',
-            f'<script type="application/json" id="answers">{_json_in_html(_answers(run))}</script>',
+            f'<script type="application/json" id="answers">{_json_in_html(_responses(run))}</script>',
             '<script type="module">import "esper/main.js";</script>',
         )
     )
@@ -62,37 +62,37 @@ def render_report(run: Path) -> str:
     return page.replace('<script type="module" src="js/main.js"></script>', module)
 
 
-def _answers(run: Path) -> dict[str, Any]:
-    """Return question → answer, as many as fit: JSON values, or text of base64 where they are compressed."""
+def _responses(run: Path) -> dict[str, Any]:
+    """Return request → response, as many as fit: JSON values, or text of base64 where they are compressed."""
     found: dict[str, Any] = {}
-    room = MOST_BYTES
-    for question, answer in _questions(run):
-        data = answer if isinstance(answer, bytes) else to_json(answer).encode()
-        packed = data is answer or len(data) > _PLAIN
+    bytes_left = MOST_BYTES
+    for request, response in _requests(run):
+        data = response if isinstance(response, bytes) else to_json(response).encode()
+        packed = data is response or len(data) > _PLAIN
         text = b64encode(gzip.compress(data, 4, mtime=0)) if packed else data
-        room -= len(text)
-        if room < 0:
+        bytes_left -= len(text)
+        if bytes_left < 0:
             break
-        found[question] = text.decode() if packed else json.loads(text)
+        found[request] = text.decode() if packed else json.loads(text)
     return found
 
 
-def _questions(run: Path) -> Iterator[tuple[str, Any]]:
-    """Yield what the page may ask for, the most needed first, with the answer of the server: a record, or
+def _requests(run: Path) -> Iterator[tuple[str, Any]]:
+    """Yield what the page may ask for, the most needed first, with the response of the server: a record, or
     the bytes of a file.
     """
     about, name = facts(run), run.resolve().name
-    how = state(run)
-    yield "api/runs", [{"name": name, "state": "stopped" if how == "running" else how}]
+    status = state(run)
+    yield "api/runs", [{"name": name, "state": "stopped" if status == "running" else status}]
     yield "api/facts", about
     yield "api/rounds", {"at": "", "restarted": False, **_rounds(run)}
     rounds = about["trajectories"] or ([last["round"]] if (last := last_round(run)) else [0])
     events = 0
     for number in reversed(rounds):
         if events < _MOST_EVENTS:
-            told = round_events(file_in(run, "events.jsonl"), number)
-            events += told["total"]
-            yield f"api/events {number}", told
+            found = round_events(file_in(run, "events.jsonl"), number)
+            events += found["total"]
+            yield f"api/events {number}", found
         try:
             yield f"api/trajectories {number}", TrajectoryFolder(run).read_bytes(number)
         except UserError:  # the page says that it is missing

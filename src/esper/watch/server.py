@@ -1,11 +1,11 @@
-"""The server behind the page: it reads run folders and changes nothing. It answers this machine, or
-those who have a token.
+"""The server of the page: it reads run folders and changes nothing. It serves this machine, or clients
+that have a token.
 
     /                the page
     /api/runs        the runs, each with its state
     /api/facts       what a run is: settings, results, rounds with trajectories
     /api/events      the events of one round
-    /api/trajectories       the slots of all members in one round, as the file has them
+    /api/trajectories   the slots of all members in one round, as the file has them
     /api/stream      the rounds as they are written, as server-sent events
 
 A run is asked for by its name in the library, never by a path.
@@ -43,15 +43,15 @@ from esper.runs.trajectories import TrajectoryFolder
 from esper.utils.errors import UserError
 from esper.utils.launch import interruptible
 from esper.watch.facts import facts, signature, state
-from esper.watch.reading import Position, read_on, round_events
+from esper.watch.reading import Position, read_new_lines, round_events
 
 ADDRESS = "127.0.0.1"
 USUAL_PORT = 8642
-_DEPTH = 2  # how far below a given folder runs are looked for
-_MOST = 500  # runs that are listed
-POLL = 0.2  # seconds between two looks at the files
-_LISTING = 2.0  # seconds between two looks for new runs
-_ALIVE = 15.0  # seconds of silence after which a word is sent, so that a dead connection is noticed
+_MAX_DEPTH = 2  # how far below a given folder runs are listed_at for
+_MAX_RUNS = 500  # runs that are listed
+POLL = 0.2  # seconds between two reads of the files
+_LIST_EVERY = 2.0  # seconds between two searches for new runs
+_KEEP_ALIVE = 15.0  # seconds without an event after which a comment is sent, to notice a dead connection
 _HOSTS = [ADDRESS, "localhost"]
 _POLICY = b"default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
 _HEADERS = (
@@ -81,8 +81,8 @@ class Library:
         """Return name → folder, in the order in which the folders were given, then by name."""
         found: dict[str, Path] = {}
         for root in self._roots:
-            for folder in _below(root, root, _DEPTH):
-                if folder not in found.values() and len(found) < _MOST:
+            for folder in _find_runs(root, root, _MAX_DEPTH):
+                if folder not in found.values() and len(found) < _MAX_RUNS:
                     name = root.name if folder == root else folder.relative_to(root).as_posix()
                     longer = (name, f"{folder.parent.name}/{folder.name}", str(folder))
                     found[next(n for n in longer if n not in found)] = folder
@@ -96,8 +96,8 @@ class Library:
         return runs[name]
 
 
-def _below(root: Path, folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the runs at `folder` or under it; links out of `root` are passed over."""
+def _find_runs(root: Path, folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the runs at `folder` or below it; links that lead out of `root` are skipped."""
     try:
         resolved = folder.resolve()
         if not resolved.is_relative_to(root):
@@ -106,17 +106,18 @@ def _below(root: Path, folder: Path, depth: int) -> Iterator[Path]:
             yield resolved
         elif depth:
             for child in sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")):
-                yield from _below(root, child, depth - 1)
-    except OSError:  # unreadable, or gone in this moment
+                yield from _find_runs(root, child, depth - 1)
+    except OSError:  # not readable, or removed meanwhile
         return
 
 
 def make_app(
     library: Library, stopping: Callable[[], bool] = lambda: False, token: str | None = None
 ) -> Starlette:
-    """Return the application. Its streams end when `stopping` says so.
+    """Return the application.
 
-    token: without one only requests to this machine by name are answered; with one only those that bring it
+    stopping: whether streams shall end. token: with one, only requests that have it are answered; without,
+    only requests to this machine by name.
     """
 
     def run_of(request: Request) -> Path:
@@ -128,19 +129,19 @@ def make_app(
             raise UserError(f"{name} is {text!r}; give a whole number")
         return int(text)
 
-    def tell_events(request: Request) -> Any:
+    def read_events(request: Request) -> Any:
         member = number_of(request, "member") if "member" in request.query_params else None
         return round_events(file_in(run_of(request), "events.jsonl"), number_of(request, "round"), member)
 
-    def tell_trajectories(request: Request) -> Any:
+    def read_trajectories(request: Request) -> Any:
         data = TrajectoryFolder(run_of(request)).read_bytes(number_of(request, "round"))
         return Response(data, media_type="application/octet-stream")
 
     async def stream(request: Request) -> Response:
-        """Tell the rounds of some runs, from the positions that the page has reached, and news about files.
+        """Stream the rounds of some runs from the positions that the page has reached.
 
-        The id of every event is where all files have been read up to; a browser that was cut off sends the
-        last one back, and nothing is told twice.
+        The id of every event is the position in all files; a browser that was disconnected sends the last one
+        back, so that nothing is sent twice.
         """
         names = request.query_params.getlist("run")
         last = request.headers.get("last-event-id")
@@ -151,18 +152,18 @@ def make_app(
             return JSONResponse({"error": str(error)}, 404)
         begun += [""] * (len(names) - len(begun))  # runs that the page has not asked for before
         at = {name: Position.parse(text) for name, text in zip(names, begun, strict=False)}
-        return StreamingResponse(_news(library, runs, at, stopping), media_type="text/event-stream")
+        return StreamingResponse(_stream_events(library, runs, at, stopping), media_type="text/event-stream")
 
     answers = {
-        "runs": lambda request: _list(library),
+        "runs": lambda request: _list_runs(library),
         "facts": lambda request: facts(run_of(request)),
-        "events": tell_events,
-        "trajectories": tell_trajectories,
+        "events": read_events,
+        "trajectories": read_trajectories,
     }
     page = Path(str(resources.files("esper.watch") / "page"))
     return Starlette(
         routes=[
-            *(Route(f"/api/{name}", _answer(make)) for name, make in answers.items()),
+            *(Route(f"/api/{name}", _json_route(make)) for name, make in answers.items()),
             Route("/api/stream", stream),
             Mount("/", StaticFiles(directory=page, html=True)),
         ],
@@ -176,42 +177,42 @@ def make_app(
     )
 
 
-def _list(library: Library) -> list[dict[str, Any]]:
+def _list_runs(library: Library) -> list[dict[str, Any]]:
     return [{"name": name, "state": state(run)} for name, run in library.runs().items()]
 
 
-async def _news(
+async def _stream_events(
     library: Library, runs: dict[str, Path], at: dict[str, Position], stopping: Callable[[], bool]
 ) -> AsyncIterator[str]:
     """Yield server-sent events: `facts` that changed, new `rounds`, and `runs` that came or went."""
-    signs = {name: "" for name in runs}
-    listed, looked, spoke = "", 0.0, time.monotonic()
+    signatures = {name: "" for name in runs}
+    listed, listed_at, sent_at = "", 0.0, time.monotonic()
     yield "retry: 500\n\n"
     while not stopping():
         events: list[str] = []
         busy = False
         for name, run in runs.items():
-            sign = await run_in_threadpool(signature, run)
-            if sign != signs[name]:
-                signs[name] = sign
-                events.append(_event("facts", at, json.dumps({"run": name, "signature": sign})))
-            piece = await run_in_threadpool(_read, run, at[name])
-            if piece is not None:
-                at[name], busy = piece.position, True
-                head = {"run": name, "at": str(piece.position), "restarted": piece.restarted}
-                head["damaged"] = piece.damaged
+            signature_now = await run_in_threadpool(signature, run)
+            if signature_now != signatures[name]:
+                signatures[name] = signature_now
+                events.append(_event("facts", at, json.dumps({"run": name, "signature": signature_now})))
+            chunk = await run_in_threadpool(_read_rounds, run, at[name])
+            if chunk is not None:
+                at[name], busy = chunk.position, True
+                head = {"run": name, "at": str(chunk.position), "restarted": chunk.restarted}
+                head["damaged"] = chunk.damaged
                 # The lines are JSON already: parsing them again would cost more than all the rest.
-                text = f'{json.dumps(head)[:-1]}, "lines": [{",".join(piece.lines)}]}}'
+                text = f'{json.dumps(head)[:-1]}, "lines": [{",".join(chunk.lines)}]}}'
                 events.append(_event("rounds", at, text))
-        if time.monotonic() - looked > _LISTING:
-            looked, now = time.monotonic(), json.dumps(await run_in_threadpool(_list, library))
+        if time.monotonic() - listed_at > _LIST_EVERY:
+            listed_at, now = time.monotonic(), json.dumps(await run_in_threadpool(_list_runs, library))
             if now != listed:
                 listed = now
                 events.append(_event("runs", at, now))
-        if not events and time.monotonic() - spoke > _ALIVE:
+        if not events and time.monotonic() - sent_at > _KEEP_ALIVE:
             events.append(": still here\n\n")
         for event in events:
-            spoke = time.monotonic()
+            sent_at = time.monotonic()
             yield event
         if not busy:
             await asyncio.sleep(POLL)
@@ -221,15 +222,15 @@ def _event(kind: str, at: dict[str, Position], data: str) -> str:
     return f"id: {','.join(map(str, at.values()))}\nevent: {kind}\ndata: {data}\n\n"
 
 
-def _read(run: Path, position: Position) -> Any:
+def _read_rounds(run: Path, position: Position) -> Any:
     try:
-        return read_on(file_in(run, "metrics.jsonl"), position)
+        return read_new_lines(file_in(run, "metrics.jsonl"), position)
     except UserError:
         return None
 
 
-def _answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """Make a route that answers with JSON, or with 404 and one sentence where that cannot be done."""
+def _json_route(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """Make a route that responds with JSON, or with 404 and the sentence of a UserError."""
 
     async def respond(request: Request) -> Response:
         try:
@@ -242,7 +243,7 @@ def _answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
 
 
 class _Headers:
-    """Adds headers: nothing from elsewhere is loaded, and nothing is kept by the browser."""
+    """Adds headers: the browser loads nothing from elsewhere and caches nothing."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -257,7 +258,7 @@ class _Headers:
 
 
 class _Token:
-    """Answers those who bring the token: in the address once, which leaves a cookie, then in the cookie."""
+    """Lets requests with the token pass: in the address once, which sets a cookie, then in the cookie."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, token
@@ -301,9 +302,9 @@ def open_socket(port: int | None, host: str = ADDRESS) -> socket.socket:
 
 
 def serve(library: Library, listener: socket.socket, ready: Callable[[str], None]) -> None:
-    """Answer until Ctrl-C. `ready` is told the address once, before the first answer.
+    """Serve until Ctrl-C. ready: called once with the address of the page.
 
-    A listener that other machines reach is guarded by a token, which is part of that address.
+    If other machines can reach the listener, a token is required, which is part of that address.
     """
     server: uvicorn.Server
     host, port = listener.getsockname()[:2]

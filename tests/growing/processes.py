@@ -1,0 +1,77 @@
+"""Growth in two processes: `python -m tests.growing.processes FOLDER` trains by DDP and FSDP2.
+
+The processes are forks of this program, so that what they need is imported once.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+import sys
+
+import pytest
+import torch
+import torch._dynamo  # every process would import it for its optimizer, and it is slow
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from esper.growing.progressive import Progressive
+from esper.utils.errors import UserError
+from examples import ddp
+from tests.growing.test_progressive import OPTIMIZERS, TABLE, make, train_step
+
+
+def train(rank: int, folder: str, processes: int) -> None:
+    """Grow into a small model in each way; write the weights to WAY-PROCESSES-RANK.pt."""
+    store = f"file://{folder}/store{processes}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
+    model = make()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.eval()  # statistics of half a batch would differ
+    sharded = copy.deepcopy(model)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (processes,))
+    for module in (*sharded[1], sharded):  # type: ignore[misc]
+        fully_shard(module, mesh=mesh)
+    with pytest.raises(UserError, match="leave out tied="):
+        Progressive(sharded, OPTIMIZERS["adamw"](sharded.parameters()), 6, grow_at=0.5, tied=0.7)
+    ways = {
+        "ddp": DistributedDataParallel(model, find_unused_parameters=True),
+        "tied": DistributedDataParallel(copy.deepcopy(model), find_unused_parameters=True),
+        "fsdp2": sharded,
+    }
+    for name, wrapped in ways.items():
+        optimizer = OPTIMIZERS["adamw"](wrapped.parameters())
+        grower = Progressive(wrapped, optimizer, 6, grow_at=0.5, tied=0.8 if name == "tied" else None)
+        for _ in range(6):
+            train_step(wrapped, optimizer, TABLE.chunk(processes)[rank])
+            grower.step()
+        weights = getattr(wrapped, "module", wrapped).state_dict()
+        full = {
+            key: value.full_tensor() if isinstance(value, DTensor) else value
+            for key, value in weights.items()
+        }
+        torch.save(full, f"{folder}/{name}-{processes}-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def run_example(rank: int, port: int) -> None:
+    """Run examples/ddp.py with the variables that torchrun would set."""
+    variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    ddp.main(samples=256)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    mp.start_processes(train, (sys.argv[1], 2), nprocs=2, start_method="fork")
+    mp.start_processes(run_example, (port,), nprocs=2, start_method="fork")
+    train(0, sys.argv[1], 1)
