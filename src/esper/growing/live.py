@@ -1,6 +1,7 @@
-"""A user's model as the `Bodies` of an environment: trained on its own loader, seeds on its submodules.
+"""One model of the user as the only member of an environment; `LivePopulation` implements `Bodies`.
 
-Rules, gates, controllers, governor and ending are those of every other environment.
+The model is trained on its own loader, and seeds hang on its submodules. Rules, gates, controllers, governor
+and final selection are those of the environments of built-in networks.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from esper.lifecycle.actions import (
     has_gate,
 )
 from esper.lifecycle.legality import blueprint_table
-from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates
+from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import FORWARD_STAGES, Stage
 from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.config import PopulationConfig
@@ -52,12 +53,12 @@ OPTIMIZER = "optimizer."  # before the names of optimizer state in a snapshot
 # Snapshots stay on the GPU where they take at most this share of the memory that training takes ...
 SNAPSHOT_SHARE = 0.28
 BEST_EPOCH_SHARE = 1 / 3  # ... with the weights of the best epoch, a third of a snapshot with moments
-# Seeds of these see earlier positions alone, and a user's model need not be causal.
+# Seeds of these attend to earlier positions only, and a user's model need not be causal.
 CAUSAL_SEEDS = (Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION)
 _GATE = -1  # stands for a gate where a blueprint is asked for
-_GAMMA = 0.995  # of the potential: nothing learns from the reward here
-_SEED_BITS = 0x7FFFFFFF
-# In fewer steps the blocks that begin have hardly learned anything that is worth a copy.
+_GAMMA = 0.995  # of the potential; no controller learns from the reward here
+_SEED_BITS = 0x7FFFFFFF  # torch.manual_seed takes no negative number
+# In fewer steps the first blocks have hardly learned anything that is worth a copy.
 FEWEST_STEPS = 100
 
 
@@ -78,13 +79,13 @@ class LiveEnvironment(Environment):
         super().__init__(rules, bodies, math.log(bodies.criterion.classes))
 
     def _check_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Compare the model's own tensors; which seeds lived then is for the state to tell."""
+        """Compare the tensors of the model alone: the seeds are those of the saved state."""
 
         def own(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {name: value for name, value in named.items() if name.startswith("population.model.")}
 
         if len(tensors["population.folds"]) or self.bodies.live.folds:
-            return  # layers have grown: they are made again before weights are restored
+            return  # `restore` gives the model the layers of the saved state first
         check_like(own(self.state_dict()), own(tensors), "the saved model", "give the same model")
 
 
@@ -117,8 +118,9 @@ class LivePopulation:
         )
         self.criterion = Criterion(settings, step)
         self.live = self._attach_slots(slots, grows)
+        # In a model in train mode, submodules in eval mode were frozen by the user and stay so.
         if not model.training:
-            model.train()  # else submodules in eval mode were put there by the user, and stay there
+            model.train()
         self.slots, self.num_slots = self.live.slots, len(self.live.slots)  # in execution order
         self.topology, self.host_parameters = self.live.topology, self.live.host_parameters
         self.members = torch.zeros(1, dtype=torch.long)
@@ -144,9 +146,9 @@ class LivePopulation:
         model, criterion, loaders = self.model, self.criterion, (self.train_loader, self.val_loader)
         train = first_batch("train", loaders[0])
         val = to_device(first_batch("val", loaders[1]), self.model_device)
-        with self._autocast():  # as it is trained
+        with self._autocast():  # so that slots have the dtypes of training
             specs = find_slots(model, lambda: criterion.check(model, "val", val), names)
-        criterion.checks = False
+        criterion.checks = False  # reading the values of targets would wait for the device in every step
         for loader, first in zip(loaders, (train, val), strict=True):
             criterion.check_classes(loader, first)
         with in_eval_mode(model), torch.no_grad():
@@ -154,10 +156,10 @@ class LivePopulation:
         return LiveModel(model, specs, GrowthProbe(model, criterion, val, grows))
 
     def grow_into(self, epochs: int, equal_compute: bool, asked: bool) -> tuple[int, list[str]]:
-        """Train the model with a part of its blocks at first; return for how many epochs, and what to say.
+        """Skip a part of the model's blocks at first; return the number of epochs and remarks for the report.
 
-        equal_compute: for as many epochs as cost what `epochs` of the whole model cost. asked: also where it
-        is not expected to pay. Raises a UserError for a model, or data, for which that cannot be.
+        equal_compute: as many epochs as cost what `epochs` of the whole model cost. asked: also where growth
+        is not expected to pay. Raises a UserError where it is not, and where model or data do not allow it.
         """
         most = self.settings.training.get("batches_per_epoch") or self.batches
         each = math.ceil(min(self.batches, most) / self.settings.accumulate)
@@ -180,8 +182,9 @@ class LivePopulation:
         saving = f"{100 * grower.saved:.0f} % fewer training FLOPs than without growth"
         if equal_compute:
             saving = f"{epochs} epochs of the whole model cost as much"
+            # n epochs of the grown model cost n · (1 − saved) epochs of the whole one.
             epochs = round(epochs / (1.0 - grower.saved))
-            grower.set_stage(len(grower.grow_steps))  # nothing is skipped, and nothing was copied
+            grower.set_stage(len(grower.grow_steps))  # no block is skipped while another grower is made
             steps = epochs * each
             grower = Progressive(self.model, self.optimizer.inner, steps, grow_at=grow_at, example=run)
         self.progressive = grower
@@ -204,7 +207,7 @@ class LivePopulation:
 
     @property
     def whole(self) -> bool:
-        """Whether the model is one that a user can take: no block of it is skipped."""
+        """Whether no block of the model is skipped, so that its weights are those of the user's model."""
         return self.progressive is None or self.progressive.whole
 
     # ---- growth ----------------------------------------------------------------------------------------
@@ -214,6 +217,7 @@ class LivePopulation:
 
     def germinate(self, where: Tensor, blueprint: Tensor) -> None:
         for k in _true_slots(where):
+            # Python hashes numbers alike in every process, unlike texts.
             seed = hash((self.settings.seed, int(self.births), k)) & _SEED_BITS
             self.live.plant(k, int(blueprint[0, k]), self.model_device, seed)
         self.births = self.births + where.any(dim=1).cpu()
@@ -240,7 +244,7 @@ class LivePopulation:
         return table & self._allowed
 
     def limit_blueprints(self, allowed: Sequence[str] | None, scheduled: Sequence[Blueprint]) -> list[str]:
-        """Let only some blueprints grow, all that fit if None; return what to say of a schedule's others.
+        """Allow only these blueprints, or all that fit; return remarks on scheduled ones that do not fit.
 
         Raises a UserError for limits that leave nothing to grow, and for a schedule that no slot can follow.
         """
@@ -364,9 +368,9 @@ class LivePopulation:
         """Return the loss with the seed of slot k at alpha 1; add the seed's gradients.  # → []"""
         slot = self.slots[k]
         own = [p for p in slot.parameters() if p.requires_grad]
-        slot.copy_modes(self.live.modules[k])
-        # Running statistics and dropout belong to the model's own pass.
-        with in_eval_mode(self.model), slot.at_alpha(1.0, isolated=True), self._autocast():
+        others = [other for other in self.slots if other is not slot]
+        # In eval mode: running statistics are updated in the model's own pass, and once for each batch.
+        with in_eval_mode(self.model, *others), slot.at_alpha(1.0), self._autocast():
             loss = self.criterion(self.model, batch).loss
         for parameter, gradient in zip(own, torch.autograd.grad(loss, own, allow_unused=True), strict=True):
             if gradient is not None:
@@ -382,7 +386,7 @@ class LivePopulation:
         return norm
 
     def _seed_gradients(self, host_norm: Tensor) -> SeedGradients:
-        """Describe the gradients that the latest backward pass left in each seed.  # each [1, S]"""
+        """Return norm, health and ratio of the latest gradients of each seed.  # each [1, S]"""
         rows = [slot.gradient_stats(host_norm, self.host_parameters) for slot in self.slots]
         norm, vanishing, exploding, ratio = torch.stack(rows).cpu().T.unsqueeze(1)  # each [1, S]
         return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)
@@ -423,24 +427,24 @@ class LivePopulation:
                     contribution[:, 0, k] = 100.0 * (whole - self.evaluate(blocks).blocks)
         return BlockScores(100.0 * whole.unsqueeze(1), contribution)
 
-    def evaluate(self, blocks: int = 1) -> Evaluation:
-        """Run one pass over the validation data, scored in as many parts as there are blocks (and data)."""
-        try:
-            return self._evaluate(blocks)
-        except RuntimeError:
-            if not self.stop():
-                raise
-            return self._evaluate(blocks)  # Ctrl-C ended the workers of the loader: read it anew
+    def evaluate(self, blocks: int = 1, retry: bool = True) -> Evaluation:
+        """Run one pass over the validation data, scored in as many parts as there are blocks (and data).
 
-    def _evaluate(self, blocks: int) -> Evaluation:
+        retry: read the loader again where Ctrl-C ended its worker processes.
+        """
         metrics = MetricSum(self.criterion, blocks)
         most = self.settings.training.get("validation_samples")
-        with in_eval_mode(self.model), torch.no_grad():
-            for batch in self.val_loader:
-                with self._autocast():
-                    metrics.add(self.criterion(self.model, to_device(batch, self.model_device)))
-                if most is not None and metrics.samples >= most:  # a loader without a length may not end
-                    break
+        try:
+            with in_eval_mode(self.model, *self.slots), torch.no_grad():
+                for batch in self.val_loader:
+                    with self._autocast():
+                        metrics.add(self.criterion(self.model, to_device(batch, self.model_device)))
+                    if most is not None and metrics.samples >= most:  # a loader without a length may not end
+                        break
+        except RuntimeError:
+            if not (retry and self.stop()):
+                raise
+            return self.evaluate(blocks, retry=False)
         if not metrics.batches:
             raise no_more_batches("val")
         self.samples = (self.samples[0], metrics.samples)
@@ -483,8 +487,7 @@ class LivePopulation:
     @property
     def forms(self) -> Tensor:
         """The blueprint in each slot, -1 where there is none.  # [1, S, 1]"""
-        found = [NO_BLUEPRINT if slot.seed is None else slot.blueprint for slot in self.slots]
-        return torch.tensor(found).view(1, -1, 1)
+        return torch.tensor([slot.blueprint for slot in self.slots]).view(1, -1, 1)
 
     def gated(self, states: SlotStates) -> Tensor:
         """Where a seed blends through a gate.  # [1, S, 1] bool"""
@@ -494,7 +497,8 @@ class LivePopulation:
     def _forward_costs(self) -> ForwardCosts:
         """Count one sample through the model and its seeds.
 
-        A pass with another alpha is a whole pass through the model, so its cost lies behind the last slot.
+        Hooks cannot begin a pass in the middle: to try another alpha costs a pass through the whole model.
+        `ForwardCosts` charges what follows a slot, so that all of the model counts as behind the last one.
         """
         slots, specs, options = self.slots, self.live.specs, self.live.options
         parts = torch.zeros(len(slots), NUM_BLUEPRINTS, dtype=torch.float64)
@@ -512,9 +516,10 @@ class LivePopulation:
         return ForwardCosts(trunk, parts, gates, self.host_flops)
 
     def _count_flops(self, blueprint: int, spec: SlotSpec) -> float:
-        """Count a seed, or a gate, on one sample, when one first lives at a slot of its size.
+        """Count the FLOPs of a seed, or a gate, on one sample.
 
-        To count all that could grow in a slot takes longer than many steps of training.
+        This is done for the first seed of each kind and size: to count all blueprints of a slot takes longer
+        than many steps of training.
         """
         key = (blueprint, spec)
         if key not in self._seed_flops:
@@ -563,12 +568,12 @@ class LivePopulation:
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:
-        """Go back to a snapshot of this process or another."""
+        """Return to a snapshot, of this process or of another."""
         if where is not None and not bool(where):
             return
         self.forget_measurements()
         self.births = saved["births"].clone()
-        if self.progressive is not None:  # the steps that were done are not undone: it grows again at once
+        if self.progressive is not None:  # steps still count as done, so that a late stage comes at once
             self.progressive.set_stage(int(saved["stage"]))
         seeds = {k: saved[f"slot.{k}.seed"] for k in range(self.num_slots) if f"slot.{k}.seed" in saved}
         self._rebuild(saved["folds"].tolist(), {k: tuple(code.tolist()) for k, code in seeds.items()})
@@ -606,6 +611,7 @@ class LivePopulation:
                 self._fold_seed(folds[n][0], Blend(folds[n][2]))
 
     def forget_measurements(self) -> None:
+        """Drop what was cached of the present weights; to be called where they change."""
         self._evaluations, self._snapshot = {}, None
 
     def _parameter_names(self) -> dict[nn.Parameter, str]:
@@ -615,7 +621,7 @@ class LivePopulation:
         return names
 
     def progress_tensors(self) -> dict[str, Tensor]:
-        """Return what no rollback restores: the sizes of the data.
+        """Return the state that no rollback restores: the sizes of the data and the steps done.
 
         Raises a UserError where the optimizer cannot be saved.
         """
@@ -663,7 +669,7 @@ def _copy_tensors(tensors: Mapping[str, Tensor], reusable: Mapping[str, Tensor])
 
 
 def _snapshot_device(tensors: Collection[Tensor], before: Collection[Tensor]) -> torch.device:
-    """Return where copies of these tensors go, beside those of the best epoch that may be kept as well."""
+    """Choose between GPU and main memory for copies of these tensors and of those of the best epoch."""
     device = next((value.device for value in tensors if value.is_cuda), None)
     if device is None:
         return torch.device("cpu")

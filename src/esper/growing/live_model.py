@@ -54,7 +54,6 @@ class LiveSlot(nn.Module):
         self.blend = Blend.ADD
         self.alpha = 0.0
         self.born = 0  # folds that the model had when the seed was planted
-        self.isolated = False  # whether the seed is trained while the model is not
         self.also_widened: frozenset[int] = frozenset()  # slots whose activations the seed makes wider
 
     def set_seed(self, blueprint: int, seed: nn.Module, gate: nn.Module | None = None) -> None:
@@ -79,8 +78,6 @@ class LiveSlot(nn.Module):
         if self.seed is None or self.alpha == 0.0 or isinstance(self.seed, Widening):
             return None
         h = output[0] if self.spec.in_tuple else output
-        if not self.isolated:
-            self.copy_modes(module)
         if isinstance(self.seed, RepeatedBlocks):
             # At alpha 1, lerp gives the second tensor to the bit: a fold changes nothing in any dtype.
             result = torch.lerp(h, self.seed(h, inputs, named).to(h.dtype), self.alpha)
@@ -88,21 +85,14 @@ class LiveSlot(nn.Module):
             result = self.graft()(h)
         return (result, *output[1:]) if self.spec.in_tuple else result
 
-    def copy_modes(self, module: nn.Module) -> None:
-        """Give the seed the train or eval mode of what it is added to; module: that the slot hangs on."""
-        if isinstance(self.seed, RepeatedBlocks | Widening):
-            self.seed.copy_modes()
-        else:
-            self.train(module.training)
-
     @contextmanager
-    def at_alpha(self, alpha: float, isolated: bool = False) -> Iterator[None]:
-        """Set another alpha for a while. isolated: the seed is trained and the model is not."""
-        before, self.alpha, self.isolated = self.alpha, alpha, isolated
+    def at_alpha(self, alpha: float) -> Iterator[None]:
+        """Set another alpha for a while."""
+        before, self.alpha = self.alpha, alpha
         try:
             yield
         finally:
-            self.alpha, self.isolated = before, False
+            self.alpha = before
 
     def gradient_stats(self, host_norm: Tensor, host_parameters: int) -> Tensor:
         """Return norm, shares of vanishing and exploding tensors, and ratio to the host's norm, of the seed's
@@ -201,8 +191,7 @@ class LiveModel:
         for role in Role:  # consumers of new units come before their producers
             for slot in self.slots:
                 if isinstance(slot.seed, Widening):
-                    alpha, isolated = partial(getattr, slot, "alpha"), partial(getattr, slot, "isolated")
-                    self._handles += slot.seed.attach(role, alpha, isolated)
+                    self._handles += slot.seed.attach(role, partial(getattr, slot, "alpha"))
         for module, slot in zip(self.modules, self.slots, strict=True):
             self._handles.append(module.register_forward_hook(slot.hook, with_kwargs=True))
 
@@ -229,6 +218,7 @@ class LiveModel:
                 body = build_blueprint(blueprint, spec.topology, spec.width, spec.spatial_dims)
                 gate = BlendGate(spec.width, spec.topology)
                 slot.set_seed(blueprint, body.to(device, spec.dtype), gate.to(device, spec.dtype))
+                slot.train(self.modules[k].training)  # a clone or wider layer has the modes of its origin
         slot.born = len(self.folds)
         self.attach()
 
@@ -322,7 +312,6 @@ class LiveModel:
         before, slot, seed = self.model_parameters(), self.slots[k], self.slots[k].seed
         fold = Fold(k, slot.blueprint, slot.blend, slot.born, self._describe_seed(k))
         if isinstance(seed, RepeatedBlocks):
-            seed.copy_modes()
             self.modules[k] = insert_blocks(self.model, seed.span, list(seed.blocks))
             fold.moved = [(p, p) for p in seed.parameters()]
         elif isinstance(seed, Widening):

@@ -60,13 +60,14 @@ class ModuleCall:
 
 
 @contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put every module into eval mode; afterwards each has its own mode again.
+def in_eval_mode(*models: nn.Module) -> Iterator[None]:
+    """Put all modules of these models into eval mode; afterwards each has its own mode again.
 
     `model.train()` would not do: it also changes the submodules that were frozen in eval mode.
     """
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+    modes = {module: module.training for model in models for module in model.modules()}
+    for model in models:
+        model.eval()
     try:
         yield
     finally:

@@ -98,13 +98,6 @@ class RepeatedBlocks(nn.Module):
         self.blocks = nn.ModuleList(copy.deepcopy(block, dict(configs)) for block in span.blocks)
         self.requires_grad_(True)
 
-    def copy_modes(self) -> None:
-        """Give every part of the copies the train or eval mode of the part that it was copied from."""
-        for block, origin in zip(self.blocks, self.span.blocks, strict=True):
-            modes = {name: part.training for name, part in origin.named_modules()}
-            for name, part in block.named_modules():
-                part.training = modes.get(name, part.training)
-
     def forward(self, h: Tensor, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
         """Run the copies on h, with the other arguments that the last block was called with.
 

@@ -274,27 +274,17 @@ class Widening(nn.Module):
     def _pairs(self) -> Iterator[tuple[WidenedLayer, nn.Module]]:
         return zip(self.widened, self.side, strict=True)
 
-    def attach(
-        self, role: Role, alpha: Callable[[], float], isolated: Callable[[], bool] = lambda: False
-    ) -> list[RemovableHandle]:
-        """Attach hooks to the layers of a role. Call it for all roles, in their order.
-
-        isolated: whether the seed is trained while the model is not; then its layers keep their modes.
-        """
+    def attach(self, role: Role, alpha: Callable[[], float]) -> list[RemovableHandle]:
+        """Attach hooks to the layers of a role. Call it for all roles, in their order."""
         handles = []
         for each, side in self._pairs():
             if each.role is not role:
                 continue
-            before, after = _hooks(each, side, alpha, isolated)
+            before, after = _hooks(each, side, alpha)
             if role is not Role.PRODUCER:
                 handles.append(each.layer.register_forward_pre_hook(before))
             handles.append(each.layer.register_forward_hook(after))
         return handles
-
-    def copy_modes(self) -> None:
-        """Give every side layer the train or eval mode of its layer."""
-        for each, side in self._pairs():
-            side.train(each.layer.training)
 
     def count_parameters(self, others: Sequence[WidenedLayer] = ()) -> int:
         """Count the parameters that a fold adds, with those between new units of this seed and `others`.
@@ -339,9 +329,7 @@ def _widen_parameter(
     return GrownParameter(old, new, small, axis, positions)
 
 
-def _hooks(
-    widened: WidenedLayer, side: nn.Module, alpha: Callable[[], float], isolated: Callable[[], bool]
-) -> tuple[Any, Any]:
+def _hooks(widened: WidenedLayer, side: nn.Module, alpha: Callable[[], float]) -> tuple[Any, Any]:
     """Return the hooks before and after a layer, which do nothing at alpha 0."""
     axis, positions, new_inputs = widened.axis, widened.positions, list[Tensor]()
     # Another widening may have been folded into the layer since: the side layer reads its first inputs alone.
@@ -362,8 +350,6 @@ def _hooks(
     def after(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
         if alpha() == 0.0:
             return None
-        if not isolated():
-            side.train(layer.training)
         if widened.role is Role.PRODUCER:
             return merge_units(output, side(inputs[0].narrow(axis, 0, inputs_read)), axis, positions)
         if widened.role is Role.CHANNELWISE:
