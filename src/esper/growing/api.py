@@ -58,7 +58,7 @@ from esper.utils.rows import add_prefix, strip_prefix
 
 ModelOrMaker = nn.Module | Callable[[], nn.Module]
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
-_EXAMPLE_SAMPLES = 4
+_EXAMPLE_SAMPLES = 4  # torch.export needs more than one to keep the batch size free
 
 
 def grow(
@@ -123,6 +123,7 @@ def grow(
         raise UserError(f"{given}, and no folder is given; say where the growth is: out='runs/mine'")
     device = choose_device(chosen.device, kinds=ANY)
     with StopRequest(_announce_end, (signal.SIGINT,)) as stop, seeded_generators(chosen.seed, device):
+        # A baseline draws the same numbers: it reads the data in the same order from the same first weights.
         generators = GeneratorStates(device, (train, val))
         start = generators.state_dict()
 

@@ -35,7 +35,9 @@ from esper.utils.errors import UserError
 
 ALLOWED = "a DataLoader, a Dataset, or a pair (inputs, targets) of tensors or arrays"
 VALIDATION_SHARE = 0.2  # of the training data, where no validation data are given
-LONGEST = 4.0  # seconds in which a loader without a length has to end, read without a model
+# Seconds in which a loader without a length has to end, read without a model: a stream that goes on for ever
+# would otherwise make the first epoch endless without a word.
+LONGEST = 4.0
 _NUMPY_GENERATOR = "MT19937"  # NumPy's global one, whose state has a fixed form
 _NUMPY_SEEDS = 2**32  # NumPy takes no larger seed
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 SCHEMA = "growth-3"  # of the checkpoints
 MAY_CHANGE = ("device", "progress", "on_epoch", "sinks")  # settings that decide no bit
 MAY_DIFFER = ("epochs", "lr")  # arguments that a resumed growth may have anew, which is noted
-_BODIES = "environment.population."  # where a state has the weights of now, and where older ones
-_SNAPSHOTS = ("environment.governor.bodies.", "ending.best.bodies.")
+_BODIES = "environment.population."  # prefix of the present weights and moments in a state
+_SNAPSHOTS = ("environment.governor.bodies.", "ending.best.bodies.")  # prefixes of earlier ones
 
 
 class GrowFolder:
@@ -139,7 +139,8 @@ class GrowFolder:
             for sink in self._sinks:
                 sink(summary)
         tensors = run.state_dict()
-        # A tensor of a snapshot that equals the one of now is written once.
+        # After a good epoch the governor's snapshot equals the present weights and moments, and after the
+        # best one that of the best epoch does too: what is equal is written once.
         repeated = [key for key, value in tensors.items() if _is_repeated(key, value, tensors)]
         kept = {key: tensors[key] for key in tensors.keys() - set(repeated)}
         known = {"seconds": seconds, "epochs": run.seconds, "repeated": repeated}
@@ -171,7 +172,7 @@ class GrowFolder:
 
 
 def _current_name(name: str) -> str | None:
-    """Return the name that a tensor of a snapshot has in the bodies of now; None for any other tensor."""
+    """Return the name of the present tensor for one of a snapshot; None for any other tensor."""
     prefix = next((prefix for prefix in _SNAPSHOTS if name.startswith(prefix)), None)
     return None if prefix is None else _BODIES + name.removeprefix(prefix)
 

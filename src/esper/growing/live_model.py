@@ -188,7 +188,9 @@ class LiveModel:
     def attach(self) -> None:
         """Attach the hooks of all slots and seeds."""
         self.detach()
-        for role in Role:  # consumers of new units come before their producers
+        # Hooks run in the order of registration: a layer that reads the new units of one slot and computes
+        # those of another must read first.
+        for role in Role:
             for slot in self.slots:
                 if isinstance(slot.seed, Widening):
                     self._handles += slot.seed.attach(role, partial(getattr, slot, "alpha"))

@@ -76,6 +76,7 @@ class LiveOptimizer:
 
     def step(self) -> Tensor:
         """Clip the gradients of the model and of each seed, and step; return the model's norm.  # → []"""
+        # Each by itself: the gradients of a fresh seed may be large and would shrink those of the model.
         for parameters in self.seeds.values():
             nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
         norm = nn.utils.clip_grad_norm_(self.host, self.config.clip_norm).detach().float()

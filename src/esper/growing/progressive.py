@@ -33,7 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.growing.slots import in_eval_mode
 from esper.utils.errors import UserError, with_place
 
-# With fewer blocks than this there is next to nothing to leave out.
+# With fewer blocks there is next to nothing to leave out.
 FEWEST_BLOCKS = 4
 # Of the steps. Where plain training takes as many steps, later growth costs less and ends behind it: GPT-2 at
 # 22 tokens a parameter by 0.006 with growth after 36 %. At equal compute 20 % of the steps are ahead of plain
@@ -200,7 +200,8 @@ class Progressive:
             has = f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row that can"
             raise UserError(f"{has} be skipped, and growing needs {FEWEST_BLOCKS} or more; train it plainly")
         self._check_parameters()
-        # The share grows by one factor at each hop: start · factor^hops = 1.
+        # Each growth multiplies the active share by one factor: start · factor^hops = 1, so that the share
+        # after k of them is start^(1 − k / hops).
         hops = len(fractions)
         shares = [start ** (1 - hop / hops) for hop in range(hops)] + [1.0] * (1 + len(ends) - hops)
         self._stages = [

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from esper.utils.errors import UserError
 
 SlotNames = Sequence[str | int]  # of submodules
-MOST_SLOTS = 8  # as many as are chosen without being named
+MOST_SLOTS = 8  # that are chosen where none are named; every seed in one costs a validation pass an epoch
 TOPOLOGY_ORDER = ("cnn", "transformer", "mlp")  # which kind of slot wins a tie
 NORMS = (nn.LayerNorm, nn.GroupNorm, _BatchNorm, nn.RMSNorm)
 _LISTS = (nn.ModuleList, nn.Sequential)

@@ -52,7 +52,9 @@ from esper.lifecycle.actions import Blueprint
 from esper.utils.errors import one_line
 
 SAMPLES = 2  # on which everything is tried
-SMALL = 0.1  # of the operations between two slots: units that cost less are not the width of the model there
+# Share of the FLOPs between two slots. A layer whose units cost less, as in a squeeze-and-excite, is not what
+# makes the model narrow there, so that the search goes on.
+SMALL = 0.1
 # The tolerance of outputs, as a share of the largest one. New units change the shapes of products, so that
 # sums are rounded in another order: about 1e-6 in float32, 1e-2 in bfloat16 after a dozen layers. On a GPU
 # float32 may be TF32, which has the precision of float16: 5e-4 in a GPT of width 256.
@@ -99,7 +101,7 @@ class GrowthProbe:
         """
         self.modules = modules
         self._inserts: dict[nn.Module, str | None] = {}  # by container: why it takes no more entries
-        with self._quiet(), torch.random.fork_rng(devices=[]):
+        with self._trial_passes(), torch.random.fork_rng(devices=[]):
             counted: list[tuple[Tensor, float, dict[str, float]]] = []
             self.calls = record_calls(self.model, lambda: counted.append(self._run_counted()))
             self.outputs, self.flops, by_name = counted[0]
@@ -120,13 +122,13 @@ class GrowthProbe:
     def trace(self, options: SlotOptions, blueprint: Blueprint) -> list[WidenedLayer]:
         """Return the layers of a widening, with the positions of new units; raises CannotWiden."""
         assert options.producer is not None, "a widening was asked for where there is none"
-        with self._quiet():
+        with self._trial_passes():
             extra = units_out(options.producer) // UNITS_PER_NEW_UNIT[blueprint]
             return trace_units(self.model, options.producer, extra, self.run)
 
     @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """Switch off what makes two passes differ by more than rounding, and gradients."""
+    def _trial_passes(self) -> Iterator[None]:
+        """Run without dropout, gradients and autocast, so that equivalent passes differ by rounding only."""
         with in_eval_mode(self.model), torch.no_grad(), ExitStack() as stack:
             for kind in {"cpu", self.device.type}:
                 stack.enter_context(torch.autocast(kind, enabled=False))
@@ -211,7 +213,7 @@ class GrowthProbe:
                 found = self.run()
         except Exception as error:  # whatever the user's model raises
             return f"its list takes no more entries ({one_line(error)})"
-        # Blocks that begin as the identity change no output: check that they run.
+        # Equal outputs do not show that a block runs, since one that begins as the identity changes none.
         idle = "the model then leaves one out" if len(ran) < len(entries) else None
         reason = idle or self._difference(found, wanted)
         return None if reason is None else f"its list takes no more entries ({reason})"

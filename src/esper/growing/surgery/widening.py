@@ -178,6 +178,8 @@ def make_side_layer(layer: nn.Module, role: Role, units: int) -> nn.Module:
             raise ValueError(f"{units} channels are no whole number of groups of {type(layer).__name__}")
         setattr(side, name, total // old)
     if role is Role.CONSUMER:
+        # Both outputs are added, and the layer has added its bias already. The forward of the class still
+        # reads the attribute, so that it becomes a buffer of zeros, which no state_dict holds.
         if side._parameters.get("bias") is not None:
             side._parameters.pop("bias")
             side.register_buffer("bias", torch.zeros_like(cast(Tensor, layer.bias)), persistent=False)
@@ -216,6 +218,7 @@ def _resized(layer: nn.Module, axes: dict[str, int], units: int) -> nn.Module:
 @torch.no_grad()
 def _init_like(made: nn.Module, like: nn.Module) -> None:
     weight, own = cast(Tensor, made.weight), cast(Tensor, like.weight).detach()
+    # std = √mean(w²) of the trained weights; where all are 0, 1/√inputs as a fresh layer would have
     std = float(own.float().square().mean().sqrt()) or own[0].numel() ** -0.5
     weight.copy_(torch.randn(weight.shape) * std)  # drawn on the CPU: the same on any device
     if isinstance(made.bias, Tensor):
