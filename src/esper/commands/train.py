@@ -100,7 +100,12 @@ def resume(
                 f"there again, with the same arguments and out={str(run)!r}, resume=True"
             )
         if folder is not None and kind in FROM_THE_START:
-            _refuse_options(folder, {"--checkpoint": checkpoint, "--set": overrides, "--device": device})
+            for name, value in {"--checkpoint": checkpoint, "--set": overrides, "--device": device}.items():
+                if value:
+                    raise UserError(
+                        f"{name} is for runs that train, and {run} holds one of 'esper {kind}'; leave it "
+                        f"out, or begin anew in another folder with: {folder.command_text()}"
+                    )
             _do_again(folder, quiet)
             return
         from esper.config import load_config
@@ -143,12 +148,3 @@ def _do_again(folder: RunFolder, quiet: bool) -> None:
         with RunFolder.open(folder.path) as opened:
             typer.echo(f"wrote {write_report(opened)}")
     typer.echo(f"{folder.path}: the run is finished; look at it with 'esper report {folder.path}'")
-
-
-def _refuse_options(folder: RunFolder, given: dict[str, object]) -> None:
-    for name, value in given.items():
-        if value:
-            raise UserError(
-                f"{name} is for runs that train, and {folder.path} holds one of 'esper {folder.kind}'; leave "
-                f"it out, or begin anew in another folder with: {folder.command_text()}"
-            )

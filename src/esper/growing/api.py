@@ -201,7 +201,9 @@ class Growth:
         self.generators = GeneratorStates(device, loaders)
         self.slot_names = tuple(live.names)
         self.module_names = tuple(graft_name(model, spec) for spec in live.specs)
-        self.example = _example_inputs(first_batch("val", self.bodies.val_loader))
+        # Inputs of a few samples for torch.export; none where only the user's step tells them from targets.
+        inputs, _ = split_batch(first_batch("val", self.bodies.val_loader)) or ((), None)
+        self.example = tuple(x[:_EXAMPLE_SAMPLES] if isinstance(x, Tensor) else x for x in inputs)
         self.host_parts = _describe_host(self.bodies)
         self.seconds: list[float] = []  # of each epoch with its validation
 
@@ -349,12 +351,6 @@ def _describe_host(bodies: LivePopulation) -> tuple[HostPart, ...]:
         inside.update(own)
     rest = sum(p.numel() for p in bodies.model.parameters() if p not in inside)
     return (*found, HostPart("the rest", (), rest, ()))
-
-
-def _example_inputs(batch: Any) -> tuple[Any, ...]:
-    """Return the inputs of a few samples, where a batch tells them from targets; else nothing."""
-    inputs, _ = split_batch(batch) or ((), None)
-    return tuple(x[:_EXAMPLE_SAMPLES] if isinstance(x, Tensor) else x for x in inputs)
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
-from torch import Tensor
 
 from esper.growing.data import is_pair, length_of
 from esper.growing.result import GROWN, Grown, save_archive, save_network
@@ -141,7 +140,12 @@ class GrowFolder:
         tensors = run.state_dict()
         # After a good epoch the governor's snapshot equals the present weights and moments, and after the
         # best one that of the best epoch does too: what is equal is written once.
-        repeated = [key for key, value in tensors.items() if _is_repeated(key, value, tensors)]
+        same = {key: tensors.get(_current_name(key) or "") for key in tensors}
+        repeated = [
+            key
+            for key, own in same.items()
+            if own is not None and own.dtype == tensors[key].dtype and torch.equal(own, tensors[key])
+        ]
         kept = {key: tensors[key] for key in tensors.keys() - set(repeated)}
         known = {"seconds": seconds, "epochs": run.seconds, "repeated": repeated}
         save_checkpoint(self._checkpoint(name), kept, known, SCHEMA)
@@ -152,15 +156,18 @@ class GrowFolder:
         self._write_history(record, run)
         curves, verdicts = grown.curves(), grown.verdicts()
         self.folder.write(replace(self.growth, curves=curves, finished=finished, verdicts=verdicts))
-        problem = "what the model is called with is known to your step alone"
+        load = 'model = torch.export.load("network.pt2").module()   # needs torch alone'
         if run.example:
-            problem = ""
             try:
                 save_archive(grown.model, run.example, self.folder.path / "network.pt2")
             except Exception as error:  # whatever torch.export raises for a user's model
-                problem = one_line(error)
-        network = _saved_network(grown, self.growth)
-        save_network(self.folder.path, grown.model, network, _describe_network(grown, problem))
+                load = f"# there is no network.pt2: {one_line(error)}"
+        else:
+            load = "# there is no network.pt2: what the model is called with is known to your step alone"
+        tensors = 'tensors = safetensors.torch.load_file("network.safetensors")   # its state_dict'
+        python = f"```python\nimport torch\n{load}\n{tensors}\n```"
+        page = f"# A grown network\n\n{grown.report()}\n\n{python}\n\n```\n{grown.model}\n```\n"
+        save_network(self.folder.path, grown.model, _saved_network(grown, self.growth), page)
         report.write_report(self.folder)
 
     def _write_history(self, record: EpisodeRecord, run: Growth) -> None:
@@ -175,11 +182,6 @@ def _current_name(name: str) -> str | None:
     """Return the name of the present tensor for one of a snapshot; None for any other tensor."""
     prefix = next((prefix for prefix in _SNAPSHOTS if name.startswith(prefix)), None)
     return None if prefix is None else _BODIES + name.removeprefix(prefix)
-
-
-def _is_repeated(name: str, value: Tensor, tensors: Mapping[str, Tensor]) -> bool:
-    own = tensors.get(_current_name(name) or "")
-    return own is not None and own.dtype == value.dtype and torch.equal(own, value)
 
 
 def describe_argument(value: Any) -> Any:
@@ -223,15 +225,6 @@ def _epoch_summary(record: EpisodeRecord, epochs: int, seconds: float) -> RoundS
         },
         anomalies=["training broke and was taken back"] if record.panicked[-1].any() else (),
     )
-
-
-def _describe_network(grown: Grown, problem: str) -> str:
-    """Return the page on a network; problem: why there is no archive, if there is none."""
-    load = 'model = torch.export.load("network.pt2").module()   # needs torch alone'
-    load = f"# there is no network.pt2: {problem}" if problem else load
-    tensors = 'tensors = safetensors.torch.load_file("network.safetensors")   # its state_dict'
-    python = f"```python\nimport torch\n{load}\n{tensors}\n```"
-    return f"# A grown network\n\n{grown.report()}\n\n{python}\n\n```\n{grown.model}\n```\n"
 
 
 def _saved_network(grown: Grown, growth: GrowthFile) -> SavedNetwork:

@@ -252,13 +252,19 @@ class LiveModel:
         others = [slot for j, slot in enumerate(self.slots) if j != k and slot.seed is not None]
         if any(self.slots[j] in others for j in options.also_widened):
             return False
-        return all(
-            _are_compatible(own, other)
+        # Two widenings can share a layer that one adds inputs to and the other outputs, all of them last.
+        shared = [
+            (own, other)
             for slot in others
             if isinstance(slot.seed, Widening)
             for other in slot.seed.widened
             for own in options.widened
             if own.layer is other.layer
+        ]
+        return all(
+            {own.role, other.role} == {Role.PRODUCER, Role.CONSUMER}
+            and own.positions is other.positions is None
+            for own, other in shared
         )
 
     def is_widened_elsewhere(self, k: int) -> bool:
@@ -399,9 +405,3 @@ class LiveModel:
             return f"{names[container]} repeated"
         first, last = names[blocks[0]], names[blocks[-1]]
         return f"{first} repeated" if first == last else f"{first} to {last} repeated"
-
-
-def _are_compatible(one: WidenedLayer, other: WidenedLayer) -> bool:
-    """Tell whether two widenings can share a layer: one as producer, one as consumer, new units last."""
-    roles = {one.role, other.role} == {Role.PRODUCER, Role.CONSUMER}
-    return roles and one.positions is None and other.positions is None

@@ -252,15 +252,15 @@ class Grown:
 
     def verdicts(self) -> list[str]:
         """Return the comparison with the baseline, if there is one, and the remarks; one sentence each."""
-        return [*([] if self.baseline is None else [self._verdict(self.baseline)]), *self.remarks]
-
-    def _verdict(self, other: Grown) -> str:
+        if (other := self.baseline) is None:
+            return list(self.remarks)
         mine, theirs = float(self.record.accuracy[-1, 0]), float(other.record.accuracy[-1, 0])
-        return (
+        verdict = (
             f"the same model without growth ({other.parameters:,} parameters) reached {theirs:.3f} at the "
             f"same training FLOPs, in {other.record.num_steps} epochs; growth against it: "
             f"{100 * (mine - theirs):+.1f} points (one run each)"
         )
+        return [verdict, *self.remarks]
 
     @staticmethod
     def curve_of(record: EpisodeRecord, name: str) -> Curve:

@@ -163,20 +163,16 @@ def _candidate_modules(model: nn.Module) -> set[str]:
     def collect(module: nn.Module, path: str) -> None:
         for name, child in module.named_children():
             below = f"{path}.{name}" if path else name
-            listed = isinstance(module, _LISTS)
-            if is_sequence(child) or isinstance(child, nn.ModuleList) or (not listed and _holds_list(child)):
+            lists = [m for m in child.modules() if isinstance(m, _LISTS) and m is not child]
+            # An entry of a list is a block, whatever it contains; any other module may be a trunk of blocks.
+            trunk = not isinstance(module, _LISTS) and any(sum(map(has_weights, m)) > 1 for m in lists)
+            if is_sequence(child) or isinstance(child, nn.ModuleList) or trunk:
                 collect(child, below)
             else:
                 found.add(below)
 
     collect(model, "")
     return found
-
-
-def _holds_list(module: nn.Module) -> bool:
-    """Tell whether a module contains a list of several blocks."""
-    lists = [m for m in module.modules() if isinstance(m, _LISTS) and m is not module]
-    return any(sum(has_weights(child) for child in blocks) > 1 for blocks in lists)
 
 
 def _block_ends(steps: Iterable[tuple[nn.Module, SlotSpec | None]]) -> list[SlotSpec]:

@@ -91,13 +91,12 @@ def load_checkpoint(
         tensors = load_safetensors(bytes(data))
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
-    placed = {_new_spelling(name): tensor.to(device) for name, tensor in tensors.items()}
+    placed = {
+        # Files of earlier versions have British spellings.
+        name.replace("optimiser", "optimizer").replace("normaliser", "normalizer"): tensor.to(device)
+        for name, tensor in tensors.items()
+    }
     return Checkpoint(placed, json.loads(header["record"]))
-
-
-def _new_spelling(name: str) -> str:
-    """Return the name of a tensor as it is spelt now; earlier files have British spellings."""
-    return name.replace("optimiser", "optimizer").replace("normaliser", "normalizer")
 
 
 def _check_bytes(path: Path, data: bytearray) -> None:

@@ -124,7 +124,10 @@ class RunFolder:
         if not (path / "versions.json").is_file():
             raise UserError(f"{path} is not a run folder: it has no versions.json; give one that esper wrote")
         about = read_json(file_in(path, "versions.json"))
-        if not _is_marker(about):
+        ours = (
+            isinstance(about, dict) and about.get("format") == FORMAT and isinstance(about.get("seed"), int)
+        )
+        if not ours:
             raise UserError(f"{path} is not a run folder: its versions.json was not written by esper")
         if about.get("format_version") != FORMAT_VERSION or about.get("kind", "train") not in KINDS:
             version = f"{about.get('kind', '')} {about.get('format_version')!r}".strip()
@@ -303,11 +306,6 @@ def _occupied(path: Path) -> str:
         f"{path} exists and is not an empty folder: it holds a run of {made}; choose another folder, or go "
         f"on with that run: {again}"
     )
-
-
-def _is_marker(about: Any) -> bool:
-    """Whether the content of a versions.json is esper's own."""
-    return isinstance(about, dict) and about.get("format") == FORMAT and isinstance(about.get("seed"), int)
 
 
 def flatten(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:

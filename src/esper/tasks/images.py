@@ -90,11 +90,8 @@ def mnist1d(seed: int) -> Splits:
 @register(SHUFFLED)
 def mnist1d_shuffled(seed: int) -> Splits:
     splits, order = _splits(seed)
-    return Splits(*(_reordered(split, order) for split in (splits.train, splits.validation, splits.test)))
-
-
-def _reordered(split: Split, order: NDArray[np.int64]) -> Split:
-    return Split(split.inputs[..., order.tolist()], split.targets)
+    parts = (splits.train, splits.validation, splits.test)
+    return Splits(*(Split(part.inputs[..., order.tolist()], part.targets) for part in parts))
 
 
 @lru_cache(maxsize=4)

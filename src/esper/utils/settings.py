@@ -182,7 +182,9 @@ def describe_problem(kind: type[Config], data: Any, problem: dict[str, Any]) -> 
     value, path = data, ""
     for part in problem["loc"]:
         if inner is not None and part not in inner.model_fields:
-            return _unknown_key(f"{path}.{part}" if path else str(part), str(part), inner)
+            near = difflib.get_close_matches(str(part), inner.model_fields, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known here are {', '.join(inner.model_fields)}"
+            return f"{path}.{part} is not a setting; {hint}".removeprefix(".")
         try:
             value = value[part]
         except (KeyError, IndexError, TypeError):  # behind the key itself: which type of a union it is not
@@ -196,9 +198,3 @@ def describe_problem(kind: type[Config], data: Any, problem: dict[str, Any]) -> 
         if inner is not None:  # about a group of settings, whose values are too many to show
             return f"{path or 'the configuration'} does not fit together: {reason}"
     return f"{path or 'the configuration'} is {shown(value)}; {reason}"
-
-
-def _unknown_key(path: str, name: str, kind: type[Config]) -> str:
-    near = difflib.get_close_matches(name, kind.model_fields, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known here are {', '.join(kind.model_fields)}"
-    return f"{path} is not a setting; {hint}"

@@ -42,10 +42,14 @@ def write_report(folder: RunFolder) -> Path:
 
 def render_report(run: Path) -> str:
     """Return the page of a run as one HTML file."""
-    page = (PAGE / "index.html").read_text(encoding="utf-8")
+    page = _text(PAGE / "index.html")
     title = f"<title>{escape(run.resolve().name)} · Esper</title>"
     policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}" />'
-    scripts = {f"esper/{path.name}": _data_url("text/javascript", _script(path)) for path in _scripts()}
+    # Modules of the page import each other by the names of the import map.
+    scripts = {
+        f"esper/{path.name}": _data_url("text/javascript", _text(path).replace('from "./', 'from "esper/'))
+        for path in sorted((PAGE / "js").glob("*.js"))
+    }
     module = "\n".join(
         (
             f'<script type="importmap">{_json_in_html({"imports": scripts})}</script>',
@@ -53,10 +57,12 @@ def render_report(run: Path) -> str:
             '<script type="module">import "esper/main.js";</script>',
         )
     )
-    icon = _data_url("image/svg+xml", (PAGE / "icon.svg").read_bytes())
+    icon = _data_url("image/svg+xml", _text(PAGE / "icon.svg"))
     page = re.sub(r' *<link rel="modulepreload".*\n', "", page)
-    page = re.sub(r'<link rel="stylesheet" href="(.*?)" />', _style, page)
-    page = re.sub(r'<script src="(.*?)" defer></script>', _inline_script, page)
+    style = r'<link rel="stylesheet" href="(.*?)" />'
+    page = re.sub(style, lambda link: f"<style>\n{_text(PAGE / link[1])}</style>", page)
+    script = r'<script src="(.*?)" defer></script>'  # none of them contains "</script"
+    page = re.sub(script, lambda link: f"<script>\n{_text(PAGE / link[1])}</script>", page)
     page = page.replace('<link rel="icon" href="icon.svg" />', f'<link rel="icon" href="{icon}" />')
     page = page.replace("<title>Esper</title>", policy + "\n    " + title)
     return page.replace('<script type="module" src="js/main.js"></script>', module)
@@ -117,24 +123,9 @@ def _json_in_html(value: Any) -> str:
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _scripts() -> list[Path]:
-    return sorted((PAGE / "js").glob("*.js"))
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
-def _script(path: Path) -> bytes:
-    """Return a module of the page that imports the others by the names of the import map."""
-    return path.read_text(encoding="utf-8").replace('from "./', 'from "esper/').encode()
-
-
-def _data_url(kind: str, data: bytes) -> str:
-    return f"data:{kind};base64,{b64encode(data).decode()}"
-
-
-def _style(link: re.Match[str]) -> str:
-    return f"<style>\n{(PAGE / link[1]).read_text(encoding='utf-8')}</style>"
-
-
-def _inline_script(link: re.Match[str]) -> str:
-    code = (PAGE / link[1]).read_text(encoding="utf-8")
-    assert "</script" not in code, "the script would end its own element"
-    return f"<script>\n{code}</script>"
+def _data_url(kind: str, text: str) -> str:
+    return f"data:{kind};base64,{b64encode(text.encode()).decode()}"

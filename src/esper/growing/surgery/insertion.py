@@ -66,7 +66,8 @@ def find_span(model: nn.Module, module: nn.Module, calls: Mapping[nn.Module, Mod
     In a sequence they are the shortest run of entries up to the module that has weights and keeps the shape,
     in a list the module itself. calls: of each module that ran.
     """
-    container = next((m for m in model.modules() if _lists(m, module)), None)
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) or is_sequence(m)]
+    container = next((m for m in lists if any(child is module for child in m.children())), None)
     if container is None:
         raise CannotRepeat("it is no entry of a ModuleList or Sequential")
     entries = list(container.children())
@@ -81,11 +82,6 @@ def find_span(model: nn.Module, module: nn.Module, calls: Mapping[nn.Module, Mod
     raise CannotRepeat(
         f"no weights ahead of it keep the shape of their input (it reads {given}, gives {gave})"
     )
-
-
-def _lists(container: nn.Module, module: nn.Module) -> bool:
-    listed = isinstance(container, nn.ModuleList) or is_sequence(container)
-    return listed and any(child is module for child in container.children())
 
 
 class RepeatedBlocks(nn.Module):
@@ -119,7 +115,7 @@ def _without_cache(value: Any) -> Any:
 
 
 def configs_of(module: nn.Module) -> list[Any]:
-    """Return the configuration objects that a module and its submodules refer to, each once."""
+    """Return the configuration objects of transformers that a module and its parts refer to, each once."""
     found = [vars(part).get("config") for part in module.modules()]
     return list({id(c): c for c in found if c is not None and hasattr(c, "__dict__")}.values())
 

@@ -276,7 +276,9 @@ class GrowthProbe:
         if reason is not None:
             raise CannotWiden(f"with new units that nothing reads yet, {reason}")
         size = sum(p.numel() for p in seed.parameters())
-        whole = {b: n for b, n in UNITS_PER_NEW_UNIT.items() if _keeps_groups(widened, count, n)}
+        # One new unit for every n old ones: whole units, and whole groups of every norm.
+        sizes = [count, *(w.layer.num_groups for w in widened if isinstance(w.layer, nn.GroupNorm))]
+        whole = {b: n for b, n in UNITS_PER_NEW_UNIT.items() if all(size % n == 0 for size in sizes)}
         return SlotOptions(
             producer=producer,
             widened=tuple(widened),
@@ -290,12 +292,6 @@ class GrowthProbe:
 
 def _doubling_flops(options: SlotOptions) -> float:
     return options.flops.get(Blueprint.WIDEN_FULL, 0.0)
-
-
-def _keeps_groups(widened: Sequence[WidenedLayer], count: int, divisor: int) -> bool:
-    """Tell whether 1/divisor more units, of `count`, are whole groups for every norm."""
-    norms = [each.layer for each in widened if isinstance(each.layer, nn.GroupNorm)]
-    return count % divisor == 0 and all(norm.num_groups % divisor == 0 for norm in norms)
 
 
 def _shape_of(output: Any) -> Any:
