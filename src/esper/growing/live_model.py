@@ -33,6 +33,7 @@ from esper.growing.surgery.widening import (
     Role,
     WidenedLayer,
     Widening,
+    added_parameters,
     units_out,
 )
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
@@ -305,12 +306,11 @@ class LiveModel:
         total, widened = 0, list[WidenedLayer]()
         for slot in self.slots:
             if isinstance(slot.seed, Widening):
-                total += slot.seed.count_parameters(widened)
                 widened += slot.seed.widened
                 continue
             used = [slot.seed, slot.gate if slot.blend is Blend.GATE else None]
             total += sum(p.numel() for module in used if module is not None for p in module.parameters())
-        return total
+        return total + added_parameters(widened)
 
     # ---- folding ---------------------------------------------------------------------------------------
 
@@ -379,13 +379,14 @@ class LiveModel:
         Weights between new units of two slots are counted once, at the later slot, so that all add up.
         """
         found: dict[int, tuple[str, int]] = {}
-        earlier: list[WidenedLayer] = []
+        widened: list[WidenedLayer] = []
         for k, slot in enumerate(self.slots):
             if slot.alpha == 0 or not isinstance(slot.seed, RepeatedBlocks | Widening):
                 continue
             if isinstance(slot.seed, Widening):
-                size = slot.seed.count_parameters(earlier)
-                earlier += slot.seed.widened
+                before = added_parameters(widened)
+                widened += slot.seed.widened
+                size = added_parameters(widened) - before
             else:
                 size = sum(p.numel() for p in slot.seed.parameters())
             found[k] = self._describe_seed(k), size

@@ -10,6 +10,7 @@ the same outputs.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -129,21 +130,6 @@ class WidenedLayer:
     positions: Tensor | None = None  # [extra] of new units in its input; None: last
 
 
-def count_cross_weights(consumers: Iterable[WidenedLayer], producers: Iterable[WidenedLayer]) -> int:
-    """Count the weights from new inputs to new outputs, in layers that have both.
-
-    They are 0 when a widening folds, and come on top of the parameters of its side layers.
-    """
-    produced = [(each.layer, each.extra) for each in producers if each.role is Role.PRODUCER]
-    return sum(
-        each.extra * extra * int(cast(Tensor, layer.weight)[0, 0].numel())
-        for each in consumers
-        if each.role is Role.CONSUMER
-        for layer, extra in produced
-        if layer is each.layer
-    )
-
-
 # ---- side layers ---------------------------------------------------------------------------------------
 
 
@@ -160,6 +146,27 @@ def _grown_tensors(layer: nn.Module, role: Role) -> tuple[dict[str, int], tuple[
     if role is Role.CONSUMER:
         return {"weight": kind.weight_in}, (kind.inputs,)
     return {"weight": kind.weight_out, "bias": 0}, (kind.outputs,)
+
+
+def added_parameters(widened: Iterable[WidenedLayer]) -> int:
+    """Count the parameters that layers have more when all these widenings are folded."""
+    extra: dict[nn.Module, Counter[Role]] = {}
+    for each in widened:
+        extra.setdefault(each.layer, Counter())[each.role] += each.extra
+    total = 0
+    for layer, new in extra.items():
+        if new[Role.CHANNELWISE]:
+            named = _grown_tensors(layer, Role.CHANNELWISE)[0]
+            own = sum(p.numel() for name, p in layer.named_parameters(recurse=False) if name in named)
+            total += own // units_in(layer) * new[Role.CHANNELWISE]
+            continue
+        # n inputs and m outputs with k weights each: (n + Δn)(m + Δm)k instead of nmk, and Δm biases. Two
+        # widenings may share the layer, one with Δn and one with Δm.
+        inputs, outputs = units_in(layer), units_out(layer)
+        wider = (inputs + new[Role.CONSUMER]) * (outputs + new[Role.PRODUCER])
+        total += (wider - inputs * outputs) * int(cast(Tensor, layer.weight)[0, 0].numel())
+        total += new[Role.PRODUCER] if layer.bias is not None else 0
+    return total
 
 
 def make_side_layer(layer: nn.Module, role: Role, units: int) -> nn.Module:
@@ -288,20 +295,6 @@ class Widening(nn.Module):
                 handles.append(each.layer.register_forward_pre_hook(before))
             handles.append(each.layer.register_forward_hook(after))
         return handles
-
-    def count_parameters(self, others: Sequence[WidenedLayer] = ()) -> int:
-        """Count the parameters that a fold adds, with those between new units of this seed and `others`.
-
-        Other widenings may have been folded into its layers since its birth; the weights between those units
-        and the new ones are added as 0.
-        """
-        total = sum(p.numel() for p in self.parameters())
-        for each, side in self._pairs():
-            size = {Role.PRODUCER: units_in, Role.CONSUMER: units_out}.get(each.role)
-            if size is not None:
-                kernel = int(cast(Tensor, each.layer.weight)[0, 0].numel())
-                total += (size(each.layer) - size(side)) * each.extra * kernel
-        return total + count_cross_weights(self.widened, others) + count_cross_weights(others, self.widened)
 
     @torch.no_grad()
     def fold(self, alpha: float) -> list[GrownParameter]:
