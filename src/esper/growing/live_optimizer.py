@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from esper.growing.settings import GrowSettings
 from esper.growing.slots import trainable_parameters
-from esper.growing.surgery.widening import GrownParameter, insert_entries
+from esper.growing.surgery.widening import GrownParameter, merge_units
 from esper.population.config import PopulationConfig
 from esper.population.optimizer import moment_scale, rate_share
 from esper.utils.errors import UserError
@@ -206,7 +206,7 @@ def _merge_states(
                 second += first.mean()
         elif key in decays and old and "step" in old and "step" in side:
             second = second * moment_scale(decays[key], float(old["step"]), float(side["step"]))
-        state[key] = insert_entries(first, second, grown.axis, grown.positions)
+        state[key] = merge_units(first, second, grown.axis, grown.positions)
     return state
 
 

@@ -67,8 +67,7 @@ class SlotOptions:
     """What can grow at a slot beside the blueprints of its topology, and what it costs."""
 
     span: BlockSpan | None = None
-    producer: nn.Module | None = None  # the layer that a widening adds units to
-    widened: tuple[WidenedLayer, ...] = ()  # when its units are doubled
+    widened: tuple[WidenedLayer, ...] = ()  # by a doubling of units; the layer that computes them is last
     also_widened: frozenset[int] = frozenset()  # slots whose activations get wider too
     parameters: Mapping[Blueprint, int] = field(default_factory=dict)
     flops: Mapping[Blueprint, float] = field(default_factory=dict)  # of one sample's forward pass
@@ -121,10 +120,10 @@ class GrowthProbe:
 
     def trace(self, options: SlotOptions, blueprint: Blueprint) -> list[WidenedLayer]:
         """Return the layers of a widening, with the positions of new units; raises CannotWiden."""
-        assert options.producer is not None, "a widening was asked for where there is none"
+        producer = options.widened[-1].layer
         with self._trial_passes():
-            extra = units_out(options.producer) // UNITS_PER_NEW_UNIT[blueprint]
-            return trace_units(self.model, options.producer, extra, self.run)
+            extra = units_out(producer) // UNITS_PER_NEW_UNIT[blueprint]
+            return trace_units(self.model, producer, extra, self.run)
 
     @contextmanager
     def _trial_passes(self) -> Iterator[None]:
@@ -280,7 +279,6 @@ class GrowthProbe:
         sizes = [count, *(w.layer.num_groups for w in widened if isinstance(w.layer, nn.GroupNorm))]
         whole = {b: n for b, n in UNITS_PER_NEW_UNIT.items() if all(size % n == 0 for size in sizes)}
         return SlotOptions(
-            producer=producer,
             widened=tuple(widened),
             also_widened=frozenset(
                 k for k, shape in shapes.items() if shape != self.calls[self.modules[k]].shape

@@ -235,23 +235,26 @@ def _init_like(made: nn.Module, like: nn.Module) -> None:
 # ---- the seed ------------------------------------------------------------------------------------------
 
 
-def insert_entries(old: Tensor, new: Tensor, axis: int, positions: Tensor | None) -> Tensor:
-    """Return the wider tensor. Where `old` has grown along other axes since, `new` is 0 there."""
-    shape = _with_size(old.shape, axis, new.shape[axis])
-    if list(new.shape) != shape:
-        padded = new.new_zeros(shape)
-        padded[tuple(slice(size) for size in new.shape)] = new
-        new = padded
-    return merge_units(old, new, axis, positions)
-
-
 def merge_units(old: Tensor, new: Tensor, axis: int, positions: Tensor | None) -> Tensor:
-    """Join old and new entries along an axis: the new ones at these positions, by default last."""
+    """Join old and new entries along an axis: the new ones at these positions, by default last.
+
+    Where `old` has grown along another axis since, by a fold, `new` is 0 there.
+    """
+    new = _pad(new, _with_size(old.shape, axis % old.ndim, new.shape[axis]))
     if positions is None:
         return torch.cat([old, new], axis)
     positions = positions.to(old.device)
     rest = other_positions(positions, old.shape[axis] + new.shape[axis])
     return torch.cat([old, new], axis).index_select(axis, torch.cat([rest, positions]).argsort())
+
+
+def _pad(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a tensor of a larger shape, with zeros at the end of each axis."""
+    if list(tensor.shape) == list(shape):
+        return tensor
+    padded = tensor.new_zeros(shape)
+    padded[tuple(slice(size) for size in tensor.shape)] = tensor
+    return padded
 
 
 def other_positions(positions: Tensor, size: int) -> Tensor:
@@ -308,7 +311,7 @@ class Widening(nn.Module):
                     grown.append(_widen_parameter(layer, name, side, axis, each.positions, scale))
                 elif layer._buffers.get(name) is not None:
                     old, new = layer.get_buffer(name), side.get_buffer(name)
-                    layer._buffers[name] = insert_entries(old, new, axis, each.positions)
+                    layer._buffers[name] = merge_units(old, new, axis, each.positions)
             for name in sizes:
                 setattr(layer, name, getattr(layer, name) + getattr(side, name))
         return grown
@@ -319,7 +322,7 @@ def _widen_parameter(
 ) -> GrownParameter:
     """Replace a parameter of a layer by a wider one."""
     old, small = (cast(nn.Parameter, module._parameters[name]) for module in (layer, side))
-    wider = insert_entries(old.detach(), scale * small.detach(), axis, positions)
+    wider = merge_units(old.detach(), scale * small.detach(), axis, positions)
     new = nn.Parameter(wider, old.requires_grad)
     layer._parameters[name] = new
     return GrownParameter(old, new, small, axis, positions)
@@ -350,11 +353,7 @@ def _hooks(widened: WidenedLayer, side: nn.Module, alpha: Callable[[], float]) -
             return merge_units(output, side(inputs[0].narrow(axis, 0, inputs_read)), axis, positions)
         if widened.role is Role.CHANNELWISE:
             return merge_units(output, side(new_inputs.pop()), axis, positions)
-        added = alpha() * side(new_inputs.pop())
-        missing = output.shape[axis] - added.shape[axis]  # units that were folded in since, at the end
-        if missing:
-            added = torch.cat([added, torch.zeros_like(output.narrow(axis, 0, missing))], axis)
-        result: Tensor = output + added
-        return result
+        # Outputs that were folded into the layer since are at the end, and the side layer has none of them.
+        return output + _pad(alpha() * side(new_inputs.pop()), output.shape)
 
     return before, after
