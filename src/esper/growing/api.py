@@ -191,7 +191,7 @@ class Growth:
         self.bodies = LivePopulation(model, loaders, settings, device, slots, step, grows)
         if not trainable_parameters(model):
             frozen = f"all parameters of {type(model).__name__} are frozen (requires_grad is False)"
-            warnings.warn(f"{frozen}: only what grows is trained", stacklevel=2)
+            warnings.warn(f"{frozen}: only what grows is trained", stacklevel=4)  # of the call of `grow`
         self.environment = LiveEnvironment(self.bodies, epochs)
         self.controller, live = UserController(decider), self.bodies.live
         if grows:  # a model in which nothing fits can be trained all the same
