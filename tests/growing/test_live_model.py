@@ -1,4 +1,4 @@
-"""Blocks and layers of a user's own model grow: nothing is heard at first, and what folds says the same."""
+"""Blocks and layers of a user's model grow: at alpha 0 outputs stay equal, and folds do not change them."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def attach(model: nn.Module, batch: Any, slots: list[str] | None = None) -> Live
     return LiveModel(model, specs, GrowthProbe(model, criterion, batch))
 
 
-def doubled(make: Callable[[], nn.Module], batch: tuple[Tensor, ...]) -> tuple[nn.Module, Any]:
-    """A model in float64 with statistics of its norms that are not those of its birth, and its batch."""
+def in_float64(make: Callable[[], nn.Module], batch: tuple[Tensor, ...]) -> tuple[nn.Module, Any]:
+    """Return a model in float64 whose norms have seen a batch, and the batch."""
     torch.manual_seed(0)
     model = make().double()
     batch = tuple(x.double() if x.is_floating_point() else x for x in batch)
@@ -115,7 +115,7 @@ def doubled(make: Callable[[], nn.Module], batch: tuple[Tensor, ...]) -> tuple[n
     return model.eval(), batch
 
 
-def said(model: nn.Module, batch: Any) -> Tensor:
+def outputs_of(model: nn.Module, batch: Any) -> Tensor:
     with torch.no_grad():
         output = model(*batch[:-1])
     found = output["logits"] if isinstance(output, dict) else output
@@ -123,8 +123,8 @@ def said(model: nn.Module, batch: Any) -> Tensor:
     return found
 
 
-def sown(live: LiveModel, draws: list[tuple[int, int]], strength: float) -> list[int]:
-    """Seeds wherever they fit, with weights that say something; the slots that have one."""
+def plant_seeds(live: LiveModel, draws: list[tuple[int, int]], strength: float) -> list[int]:
+    """Plant seeds wherever they fit, with random weights; return the slots that have one."""
     planted = []
     for number, choice in draws:
         k = number % len(live.slots)
@@ -150,30 +150,30 @@ def sown(live: LiveModel, draws: list[tuple[int, int]], strength: float) -> list
 def test_seeds_fold_into_plain_layers_that_say_the_same_and_folds_can_be_taken_back(
     which: int, draws: list[tuple[int, int]], strength: float, order: Any
 ) -> None:
-    model, batch = doubled(*ZOO[which])
-    before, names = said(model, batch), list(model.state_dict())
+    model, batch = in_float64(*ZOO[which])
+    before, names = outputs_of(model, batch), list(model.state_dict())
     live = attach(model, batch)
-    planted = sown(live, draws, 0.0)
-    assert torch.equal(said(model, batch), before)  # nothing is heard at strength 0, to the bit
+    planted = plant_seeds(live, draws, 0.0)
+    assert torch.equal(outputs_of(model, batch), before)  # at alpha 0, to the bit
     for k in planted:
         live.slots[k].alpha = strength
-    grown = said(model, batch)
+    grown = outputs_of(model, batch)
     plain = live.plain_model() if strength == 1.0 else None
-    torch.testing.assert_close(said(model, batch), grown, rtol=0, atol=0)
+    torch.testing.assert_close(outputs_of(model, batch), grown, rtol=0, atol=0)
     order.shuffle(planted)
     if strength == 1.0:
         assert plain is not None
-        torch.testing.assert_close(said(plain, batch), grown, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(outputs_of(plain, batch), grown, rtol=1e-9, atol=1e-9)
         assert not any(type(part).__module__.startswith("esper") for part in plain.modules())
         for k in planted:
             live.fold(k)
-            torch.testing.assert_close(said(model, batch), grown, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(outputs_of(model, batch), grown, rtol=1e-9, atol=1e-9)
         live.reset()
     else:
         for k in planted:
             live.clear(k)
     live.detach()
-    assert torch.equal(said(model, batch), before)
+    assert torch.equal(outputs_of(model, batch), before)
     assert list(model.state_dict()) == names
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
@@ -181,7 +181,7 @@ def test_seeds_fold_into_plain_layers_that_say_the_same_and_folds_can_be_taken_b
 def test_what_fits_where() -> None:
     """Units that attention mixes are not offered, nor those of a recurrent layer."""
 
-    def told(make: Callable[[], nn.Module], batch: Any) -> dict[str, str]:
+    def offers(make: Callable[[], nn.Module], batch: Any) -> dict[str, str]:
         live = attach(make(), batch)
         return {
             name: " ".join(b.name for b in sorted(GROWTH_BLUEPRINTS) if live.can_grow(k, b))
@@ -189,14 +189,14 @@ def test_what_fits_where() -> None:
         }
 
     every = "CLONE WIDEN_HALF WIDEN_FULL"
-    assert told(models.small_mlp, TABLE) == {"1": "WIDEN_HALF WIDEN_FULL", "3": every}
-    assert told(models.LanguageModel, TEXT) == {"blocks.0": "CLONE", "blocks.1": "CLONE"}
-    assert told(Blocks, TABLE) == {"blocks.0": every, "blocks.1": every}
-    assert told(models.Recurrent, (TEXT[0], TABLE[1])) == {"tokens": "", "lstm": ""}
+    assert offers(models.small_mlp, TABLE) == {"1": "WIDEN_HALF WIDEN_FULL", "3": every}
+    assert offers(models.LanguageModel, TEXT) == {"blocks.0": "CLONE", "blocks.1": "CLONE"}
+    assert offers(Blocks, TABLE) == {"blocks.0": every, "blocks.1": every}
+    assert offers(models.Recurrent, (TEXT[0], TABLE[1])) == {"tokens": "", "lstm": ""}
 
 
 def test_a_slot_whose_activations_another_one_widens_stays_empty_meanwhile() -> None:
-    model, batch = doubled(models.small_cnn, (PICTURES, LABELS))
+    model, batch = in_float64(models.small_cnn, (PICTURES, LABELS))
     live = attach(model, batch, ["2", "3"])
     live.plant(0, Blueprint.WIDEN_HALF, CPU, 0)
     assert live.is_widened_elsewhere(1)
@@ -212,9 +212,9 @@ def test_a_copy_folds_without_a_change_lists_follow_and_one_step_makes_it_differ
     live = attach(model, batch)
     live.plant(0, Blueprint.CLONE, CPU, 0)
     live.slots[0].alpha = 1.0
-    before = said(model, batch)
+    before = outputs_of(model, batch)
     live.fold(0)
-    assert torch.equal(said(model, batch), before)
+    assert torch.equal(outputs_of(model, batch), before)
     assert len(model.blocks) == 3
     rule = torch.optim.SGD(model.parameters(), lr=0.1)
     nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
@@ -236,14 +236,14 @@ def test_frozen_and_shared_layers_keep_their_width() -> None:
 def test_a_fold_that_fails_takes_nothing_back_but_itself(
     failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, batch = doubled(models.small_mlp, TABLE)
+    model, batch = in_float64(models.small_mlp, TABLE)
     live = attach(model, batch)
     for k in (0, 1):
         live.plant(k, Blueprint.WIDEN_FULL, CPU, k)
         live.slots[k].alpha = 1.0
         if k == 0:
             live.fold(0)
-    before, names = said(model, batch), [(n, p.shape) for n, p in model.named_parameters()]
+    before, names = outputs_of(model, batch), [(n, p.shape) for n, p in model.named_parameters()]
     module, name = (LiveModel, "_describe_seed") if failing == "before" else (widening, "_widen_parameter")
     original, calls = getattr(module, name), list[None]()
 
@@ -258,7 +258,7 @@ def test_a_fold_that_fails_takes_nothing_back_but_itself(
         live.plain_model()
     assert len(live.folds) == 1
     assert [(n, p.shape) for n, p in model.named_parameters()] == names
-    assert torch.equal(said(model, batch), before)  # live are attached again
+    assert torch.equal(outputs_of(model, batch), before)  # the hooks are attached again
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_fold_that_fails_takes_nothing_back_but_itself(
     ],
 )
 def test_what_is_repeated_is_named(make: Callable[[], nn.Module], added: tuple[str, int]) -> None:
-    model, batch = doubled(make, TABLE)
+    model, batch = in_float64(make, TABLE)
     live = attach(model, batch, ["0.4"] if added[0] == "0 repeated" else None)
     live.plant(0, Blueprint.CLONE, CPU, 0)
     live.slots[0].alpha = 1.0
@@ -279,7 +279,7 @@ def test_what_is_repeated_is_named(make: Callable[[], nn.Module], added: tuple[s
 
 
 def test_the_parameters_of_neighbours_that_widen_add_up() -> None:
-    model, batch = doubled(models.small_mlp, TABLE)
+    model, batch = in_float64(models.small_mlp, TABLE)
     live = attach(model, batch)
     for k in (0, 1):
         live.plant(k, Blueprint.WIDEN_FULL, CPU, k)

@@ -1,4 +1,4 @@
-"""What comes out is the user's: no class of ours, equal outputs wherever it goes."""
+"""The result is a plain module: no class of esper in it, and equal outputs after export."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ KINDS = [
 ]
 
 
-def stirred(module: nn.Module) -> nn.Module:
-    """Random weights everywhere: at birth a seed says nothing."""
+def randomized(module: nn.Module) -> nn.Module:
+    """Give all parameters random weights: those of a new seed are 0 in its last layer."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(std=0.5)
@@ -42,8 +42,8 @@ def stirred(module: nn.Module) -> nn.Module:
 def test_every_graft_has_a_plain_form_with_the_same_output(topology: str, blueprint: int) -> None:
     torch.manual_seed(0)
     dims = 2 if topology == "cnn" else 0
-    seed = stirred(build_blueprint(blueprint, topology, 8, dims))
-    gate = stirred(BlendGate(8, topology))
+    seed = randomized(build_blueprint(blueprint, topology, 8, dims))
+    gate = randomized(BlendGate(8, topology))
     for graft in (AddGraft(seed, 0.7), MultiplyGraft(seed, 1.0), GateGraft(seed, 0.5, gate)):
         plain = trace_graft(graft, dims)
         assert not any(name.startswith("esper") for name in classes_of(plain))

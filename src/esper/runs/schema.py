@@ -1,10 +1,4 @@
-"""The records of a run, and the files that hold them.
-
-    metrics.jsonl   one `RoundSummary` per line
-    events.jsonl    one `Event` per line
-    results.json    one `Comparison`: controllers on equal footing, member by member
-    network.json    one `SavedNetwork`: what 'esper grow' wrote
-    growth.json     one `Growth`: the course of an `esper.grow`, and what it is measured against
+"""The records in the files of a run; `run_folder` lists the files.
 
 Numbers are plain Python floats. A number that was never measured, or is not finite, is `null` in a file
 and NaN in a record. Intervals are half-widths at 95 %: the mean lies within `mean ± ci`. Accuracy is a
