@@ -1,6 +1,6 @@
 """How much compute does growing into a model save? A law from the results of studies.growth_grid.
 
-    python -m studies.growth_law     the points, the fit to text, and what the other budgets foretell of each
+    python -m studies.growth_law     the points, the fit to text, and what the other budgets predict of each
 
 A point is one family of networks at one budget. The saving is 1 − budget / B, where B is the budget at which
 the whole network, trained plainly, reaches the loss of the grown one: on a line through its own losses at
@@ -154,8 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"text: saved = {saves:.2f} / tokens a parameter, deviation {deviation:.3f}")
     for left in chosen if len(chosen) > 2 else ():
         saves, _ = fit([p for p in chosen if p is not left])
-        foretold = 100 * saves / left.targets
-        print(f"without {gpt.peta(left.budget)}: {saves:.2f} / tokens, foretells {foretold:.1f} %")
+        predicted = 100 * saves / left.targets
+        print(f"without {gpt.peta(left.budget)}: {saves:.2f} / tokens, predicts {predicted:.1f} %")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def test_the_law_is_fitted_to_the_committed_runs() -> None:
 
 
 @pytest.mark.parametrize("left", POINTS, ids=lambda point: f"{point.budget:g}")
-def test_the_other_budgets_foretell_each(left: growth_law.Point) -> None:
+def test_the_other_budgets_predict_each(left: growth_law.Point) -> None:
     saves, _ = growth_law.fit([p for p in POINTS if p is not left])
     assert saves / left.targets == pytest.approx(left.saved, abs=2 * TOKENS.deviation)
 
