@@ -2,7 +2,7 @@
 
     python -m studies.growth_grid gpt --device cuda --out FILE              several processes share the arms
     python -m studies.growth_grid resnet vit --data F --device cuda --out FILE
-    python -m studies.growth_grid --arms LIST --test --device cuda --out FILE   arms of a file, as JSON lines
+    python -m studies.growth_grid --arms LIST --test --device cuda --out FILE   arms, or results of earlier runs
     python -m studies.growth_grid --read FILE [FILE ...]                    the tables
 
 gpt: bytes of the sources of the standard library and of torch; gpt-21m: of other packages too. resnet, vit: a
@@ -22,7 +22,7 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -426,9 +426,11 @@ def _finalists(whole: Arm, at: float, rates: Sequence[float]) -> list[Arm]:
 
 
 def read_arms(path: Path) -> list[Arm]:
-    """Return the arms of a file with a JSON object of fields in each line."""
+    """Return the arms of a file with a JSON object of fields in each line, such as a file of results."""
+    names = {field.name for field in fields(Arm)}
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [Arm(**{**line, "grow_at": tuple(line.get("grow_at", ()))}) for line in lines]
+    given = [{name: value for name, value in line.items() if name in names} for line in lines]
+    return [Arm(**{**each, "grow_at": tuple(each.get("grow_at", ()))}) for each in given]
 
 
 def table(paths: Sequence[Path]) -> str:
@@ -488,7 +490,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar=("AT", "GROWN", "WHOLE", "HALF"),
         help="five seeds of growth at AT of the compute, with the rates of the three arms",
     )
-    parser.add_argument("--arms", type=Path, help="a file with the fields of an arm in each line, as JSON")
+    parser.add_argument(
+        "--arms", type=Path, help="a file with the fields of an arm in each line, as JSON; results will do"
+    )
     parser.add_argument("--test", action="store_true", help="with --arms: read the test split at the end")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no arm after these")
     parser.add_argument("--read", type=Path, nargs="+")

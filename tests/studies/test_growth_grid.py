@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from studies.growth_grid import (
     make_gpt,
     pilot,
     plan,
+    read_arms,
     restart_blocks,
     train,
 )
@@ -96,6 +98,13 @@ def test_captured_steps_train_as_plain_ones_do(monkeypatch: pytest.MonkeyPatch) 
 def test_every_arm_of_the_pilot_spends_the_budget() -> None:
     for arm in pilot(["resmlp"], [1e10]):
         assert np.dot(*plan(arm)) == pytest.approx(1e10, rel=0.03), arm.name
+
+
+def test_a_file_of_results_names_its_arms() -> None:
+    path = RESULTS / "growth_grid-21m-h200.jsonl"
+    arms = read_arms(path)
+    assert Arm("gpt-21m", 6e16, 12, 384, 0.002, start=6, grow_at=(0.22,), seed=1) in arms
+    assert [arm.name for arm in arms] == [json.loads(line)["name"] for line in path.read_text().splitlines()]
 
 
 def test_committed_runs_are_read(capsys: pytest.CaptureFixture[str]) -> None:
