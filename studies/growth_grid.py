@@ -2,7 +2,7 @@
 
     python -m studies.growth_grid gpt --device cuda --out FILE              several processes share the arms
     python -m studies.growth_grid resnet vit --data F --device cuda --out FILE
-    python -m studies.growth_grid --arms LIST --test --device cuda --out FILE   arms, or results of earlier runs
+    python -m studies.growth_grid --arms LIST --test --device cuda --out FILE   arms, or results again
     python -m studies.growth_grid --read FILE [FILE ...]                    the tables
 
 gpt: bytes of the sources of the standard library and of torch; gpt-21m: of other packages too. resnet, vit: a
