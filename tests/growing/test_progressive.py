@@ -458,6 +458,19 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], dict[str, Any] | tuple[Any, ...], 
         {"input_ids": TOKENS},
         4,
     ),
+    "gpt_neo": (  # its blocks return attention weights
+        transformer(
+            "GPTNeoConfig",
+            "GPTNeoForCausalLM",
+            hidden_size=8,
+            num_layers=4,
+            num_heads=2,
+            attention_types=[[["global"], 4]],
+            **WORDS,
+        ),
+        {"input_ids": TOKENS},
+        4,
+    ),
     "bert": (transformer("BertConfig", "BertForMaskedLM", **SHAPE, **WORDS), {"input_ids": TOKENS}, 4),
     "llama": (transformer("LlamaConfig", "LlamaForCausalLM", **SHAPE, **WORDS), {"input_ids": TOKENS}, 4),
     "t5": (
@@ -641,7 +654,7 @@ class Chained(nn.Module):
             if self.way == "odd":  # fails unless all blocks before it ran
                 other.append(x)
                 return x + self.inner(other[self.place])
-            return x + self.inner(x + other), {"made": x * 2, "given": other}[self.way]
+            return x + self.inner(x + other), {"made": x * 2, "unused": x * 2, "given": other}[self.way]
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -656,6 +669,8 @@ class Chained(nn.Module):
             hidden = block(hidden, other)
             if self.way in ("made", "given"):
                 hidden, other = hidden
+            if self.way == "unused":
+                hidden, _ = hidden
         return hidden[0] if self.way == "list" else hidden
 
 
@@ -678,8 +693,9 @@ def test_blocks_that_need_what_others_return_are_refused(way: str, words: str) -
             model(TABLE)
 
 
-def test_what_blocks_pass_on_goes_through_skipped_ones() -> None:
-    model, short = Chained("given"), Chained("given")
+@pytest.mark.parametrize("way", ["given", "unused"])
+def test_what_blocks_pass_on_goes_through_skipped_ones(way: str) -> None:
+    model, short = Chained(way), Chained(way)
     short.load_state_dict(model.state_dict())
     short.blocks = nn.ModuleList(short.blocks[k] for k in (0, 2))
     Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10, example=(TABLE,))

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growing.slots import in_eval_mode
@@ -59,8 +60,8 @@ class Skip:
 
 def _record_form(name: str, skip: Skip, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
     """Note the form of what a block returns, as a forward hook; raise a UserError where it has none."""
-    form = _find_form(args, kwargs, output)
-    if form is None:
+    form, made = _find_form(args, kwargs, output)
+    if form is None or made:
         why = f"{name} cannot be skipped, since it does not return one tensor, of the shape of its input"
         raise UserError(f"{why}; give example= and such blocks are left alone")
     skip.form = form
@@ -473,18 +474,19 @@ def _clone_entries(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) ->
     state.update({key: state[key].clone() for key in own})
 
 
-def _find_form(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Form | None:
-    """Return the form of a block's output, or None where the block cannot be skipped."""
+def _find_form(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> tuple[Form | None, bool]:
+    """Return the form of a block's output, and whether tensors stand in it that the block made besides.
+
+    The form is None where the block cannot be skipped. Tensors made besides may be needed by the next block.
+    """
     inputs, entries = (*args, *kwargs.values()), output if type(output) is tuple else (output,)
     first = (*inputs[:1], *entries[:1])
-    if len(first) < 2 or not all(isinstance(value, Tensor) for value in first):
-        return None
+    tensors = len(first) == 2 and all(isinstance(value, Tensor) for value in first)
+    if not tensors or first[0].shape != first[1].shape:
+        return None, False
     given = {id(value): k for k, value in enumerate(inputs) if value is not None}
-    # A tensor that the block made besides may be what the next one needs.
     made = any(isinstance(entry, Tensor) and id(entry) not in given for entry in entries[1:])
-    if made or first[0].shape != first[1].shape:
-        return None
-    return (0, *(given.get(id(entry)) for entry in entries[1:])) if type(output) is tuple else ()
+    return (0, *(given.get(id(entry)) for entry in entries[1:])) if type(output) is tuple else (), made
 
 
 def count_flops(model: nn.Module, example: Any) -> int:
@@ -495,18 +497,17 @@ def count_flops(model: nn.Module, example: Any) -> int:
 
 
 @torch.no_grad()
-def _call(model: nn.Module, example: Any) -> None:
+def _call(model: nn.Module, example: Any) -> Any:
     """Run a model once in eval mode: no running statistics change and no random numbers are drawn."""
     with in_eval_mode(model):
         if callable(example):
-            example(model)
-        else:
-            model(**example) if isinstance(example, Mapping) else model(*example)
+            return example(model)
+        return model(**example) if isinstance(example, Mapping) else model(*example)
 
 
 def _keep_skippable(model: nn.Module, lists: list[BlockList], example: Any) -> list[BlockList]:
     """Keep the lists whose blocks run once each, in order, and keep the shape of their input."""
-    calls: list[tuple[nn.Module, Form | None]] = []
+    calls: list[tuple[nn.Module, tuple[Form | None, bool]]] = []
 
     def record(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         calls.append((block, _find_form(args, kwargs, output)))
@@ -514,15 +515,45 @@ def _keep_skippable(model: nn.Module, lists: list[BlockList], example: Any) -> l
     with ExitStack() as hooks:
         for block in (block for each in lists for block in each.blocks):
             hooks.enter_context(block.register_forward_hook(record, with_kwargs=True))
-        _call(model, example)
+        output = _call(model, example)
     kept = []
     for each in lists:
-        run = [(block, form) for block, form in calls if block in each.blocks]
-        form, *others = {form for _, form in run} or {None}
+        run = [(block, found) for block, found in calls if block in each.blocks]
+        (form, made), *others = {found for _, found in run} or {(None, False)}
         if [block for block, _ in run] == list(each.blocks) and form is not None and not others:
             each.skip.form = form
-            kept.append(each)
+            if not made or _ignores_rest(model, each, example, output):
+                kept.append(each)
     return kept
+
+
+def _ignores_rest(model: nn.Module, each: BlockList, example: Any, output: Any) -> bool:
+    """Return whether a model has the same output without what blocks return besides the first tensor.
+
+    So it is with attention weights that a block returns and nobody asked for, but not with the losses of a
+    mixture of experts.
+    """
+
+    def leave_out(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entries: Any) -> Any:
+        kept = each.skip(*args, **kwargs)
+        return (entries[0], *kept[1:])
+
+    with ExitStack() as hooks:
+        for block in each.blocks:
+            hooks.enter_context(block.register_forward_hook(leave_out, with_kwargs=True))
+        try:
+            without = _call(model, example)
+        except Exception:  # whatever a model raises that needs what is missing
+            return False
+    values, others = tree_leaves(output), tree_leaves(without)
+    return (
+        len(values) == len(others)
+        and any(isinstance(value, Tensor) for value in values)
+        and all(
+            torch.allclose(value, other, equal_nan=True) if isinstance(value, Tensor) else True
+            for value, other in zip(values, others, strict=True)
+        )
+    )
 
 
 def _same_blocks(model: nn.Module, lists: Sequence[BlockList]) -> list[BlockList]:
