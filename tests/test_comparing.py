@@ -16,8 +16,8 @@ from esper.comparing import (
     compare,
     fit_schedule,
     prepare,
-    prices_of,
     run_controller,
+    step_costs,
     trajectories_of,
 )
 from esper.config import load_config
@@ -81,7 +81,7 @@ def test_without_growth_a_fixed_arm_has_an_episode_of_its_own(environment: Growt
     """And is then the static controller to the bit: no validation is charged to either."""
     (run,) = compare(environment, {"static": Fixed()})
     batches = environment.steps * environment.spec.population.batches_per_epoch
-    np.testing.assert_allclose(run.record.flops, batches * prices_of(environment)[0])
+    np.testing.assert_allclose(run.record.flops, batches * step_costs(environment)[0])
     static = run_controller(environment, "static", Static())
     np.testing.assert_array_equal(run.test.accuracy, static.test.accuracy)
     np.testing.assert_allclose(static.record.flops, run.record.flops)
@@ -103,7 +103,7 @@ def test_a_schedule_meets_its_minibatches(minibatches: float, steps: int, batche
 def test_by_the_best_epoch_both_arms_choose_weights_alike_and_pay_for_it(controller: Controller) -> None:
     environment = make_environment(steps=6, best_epoch=True)
     grown, static = compare(environment, {"grown": controller, "static": Fixed()})
-    batch, validation = prices_of(environment)
+    batch, validation = step_costs(environment)
     per_step = np.diff(static.record.spent, axis=0)  # [T, N]
     minibatches = (per_step - validation) / batch
     np.testing.assert_allclose(minibatches, np.round(minibatches), err_msg="minibatches and one validation")

@@ -35,9 +35,9 @@ from esper.utils.gather import Gather
 from esper.utils.launch import Launch
 
 LEARNER = "agent"  # the one learner of a run
-AND = "+"  # separates tasks that take turns
+TASK_SEPARATOR = "+"  # separates tasks that take turns
 ONE_BUDGET = (1.0,)  # of the episode
-LEAST_BYTES = 3 * 4  # of a parameter: its weight, its gradient and a moment, in float32
+MIN_BYTES = 3 * 4  # of a parameter: its weight, its gradient and a moment, in float32
 
 
 def make_specs(
@@ -57,7 +57,7 @@ def make_specs(
         )
     device = device or choose_device(config.device)
     specs = []
-    for name in config.task.split(AND):
+    for name in config.task.split(TASK_SEPARATOR):
         tasks = [_with_host(task, config) for task in load_tasks(name.strip(), config.task_seed)]
         if config.population.batch_size > len(tasks[0].train):
             raise UserError(
@@ -92,7 +92,7 @@ def check_host(task: Task, members: int, device: torch.device) -> None:
     # Counting parameters on the meta device takes no memory, so a host of any size can be refused.
     with torch.device("meta"):
         host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
-    needed, there = members * LEAST_BYTES * host.num_parameters, memory_of(device)
+    needed, there = members * MIN_BYTES * host.num_parameters, memory_of(device)
     if needed > there:
         raise UserError(
             f"the host has {host.num_parameters:,} parameters, and {members:,} members take at least "

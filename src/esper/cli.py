@@ -39,7 +39,7 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an e
 
 # Seconds in which another process reports an error: torchrun ends all of them when the first one ends.
 REPORT_SECONDS = 20.0
-_SHARED = ("train", "resume")  # commands that several processes can do together
+_MULTI_PROCESS = ("train", "resume")  # commands that several processes can do together
 
 app = typer.Typer(
     name="esper",
@@ -65,10 +65,10 @@ def root(
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
-    elif Launch.of().size > 1 and context.invoked_subcommand not in _SHARED:
+    elif Launch.of().size > 1 and context.invoked_subcommand not in _MULTI_PROCESS:
         raise UserError(
             f"torchrun started {Launch.of().size} processes, and 'esper {context.invoked_subcommand}' is for "
-            f"one; start it without torchrun, which is for {', '.join(_SHARED)}"
+            f"one; start it without torchrun, which is for {', '.join(_MULTI_PROCESS)}"
         )
 
 
@@ -85,15 +85,15 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if os.environ.get("ESPER_DEBUG") and isinstance(error, _USER_ERRORS):
             raise
-        sentence, launch = _sentence(error, arguments), Launch.of()
+        sentence, launch = _error_message(error, arguments), Launch.of()
         if launch.size > 1:
-            return _report(launch, error, sentence)
+            return _report_process(launch, error, sentence)
         if sentence is None:
             raise
         return _print_error(sentence)
 
 
-def _sentence(error: Exception, arguments: Sequence[str]) -> str | None:
+def _error_message(error: Exception, arguments: Sequence[str]) -> str | None:
     """Return the sentence for the user about an error; None where it is a bug."""
     if isinstance(error, _USER_ERRORS):
         # a UserError says all that there is to say; any other may come from the user's own code
@@ -106,11 +106,11 @@ def _sentence(error: Exception, arguments: Sequence[str]) -> str | None:
         return None
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "esper"
-    said = _as_setting(error, arguments) or usage().rstrip(".")
+    said = _suggest_setting(error, arguments) or usage().rstrip(".")
     return f"{said}; see '{command} --help'"
 
 
-def _as_setting(error: Exception, arguments: Sequence[str]) -> str | None:
+def _suggest_setting(error: Exception, arguments: Sequence[str]) -> str | None:
     """Name the settings that an unknown option is called like, for a command that takes --set."""
     option, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     takes = context is not None and any("--set" in parameter.opts for parameter in context.command.params)
@@ -127,7 +127,7 @@ def _as_setting(error: Exception, arguments: Sequence[str]) -> str | None:
     return f"there is no option {option}, but a setting: use {given}" if paths else None
 
 
-def _report(launch: Launch, error: Exception, sentence: str | None) -> int:
+def _report_process(launch: Launch, error: Exception, sentence: str | None) -> int:
     """Print the error of one of several processes in one line, and return the exit code.
 
     Bad input, which all were given, is printed once on each machine. Notes of an error say where it happened.

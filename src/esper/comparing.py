@@ -115,7 +115,7 @@ def run_fixed(
     Every epoch is charged a validation where the best one counts; validations that only draw a curve are
     free.
     """
-    spec, (batch, validation) = environment.spec, prices_of(environment)
+    spec, (batch, validation) = environment.spec, step_costs(environment)
     # price of a step = minibatches × price of one, and of a validation where it chooses the weights
     validation *= spec.best_epoch
     steps, batches = fit_schedule(
@@ -138,7 +138,7 @@ def run_fixed(
     return replace(run, record=replace(run.record, spent=spent), epochs=epochs)
 
 
-def prices_of(environment: GrowthEnvironment) -> tuple[float, float]:
+def step_costs(environment: GrowthEnvironment) -> tuple[float, float]:
     """Return the FLOPs of a minibatch and of a validation of a bare host."""
     task, config, host = environment.spec.task, environment.spec.population, environment.bodies.host_flops
     samples = min(len(task.validation), config.validation_samples)
@@ -193,7 +193,7 @@ def compare(
         if not isinstance(arm, Fixed):
             on_step = _count_steps(on_progress, len(runs), environment.steps)
             finish(name, run_controller(environment, name, arm, on_step))
-    spec, (batch, validation) = environment.spec, prices_of(environment)
+    spec, (batch, validation) = environment.spec, step_costs(environment)
     epoch = spec.population.batches_per_epoch * batch + spec.best_epoch * validation  # FLOPs
     usual = environment.steps * epoch
     budget = max((float(run.record.flops.mean()) for run in runs.values()), default=usual)

@@ -38,7 +38,7 @@ class TrainingRun:
     """A trainer and the folder that it writes to. Make one with `start` or `resume`."""
 
     def __init__(self, config: RunConfig, folder: RunFolder | None, trainer: Trainer) -> None:
-        """folder: None in every process but the first."""
+        """Put a trainer and its folder together; folder: None in every process but the first."""
         self.config = config
         self.trainer = trainer
         self._folder = folder
@@ -76,7 +76,7 @@ class TrainingRun:
         Without a number of shards there is one for each process.
         """
         gather = gather or Gather()
-        config = _shared(config, gather)
+        config = _broadcast_config(config, gather)
         if config.shards is None and gather.size > 1:
             config = config.model_copy(update={"shards": gather.size})
 
@@ -121,7 +121,7 @@ class TrainingRun:
                 return folder, changed
 
             folder, config = all_or_none(gather, open_folder)
-            config = _shared(config, gather)
+            config = _broadcast_config(config, gather)
 
             def prepare() -> TrainingRun:
                 trainer = make_trainer(config, own_device(device or config.device), gather)
@@ -154,7 +154,7 @@ class TrainingRun:
     def load(self, path: Path) -> None:
         """Load the state of the run from one of its checkpoints."""
         checkpoint = load_checkpoint(path, agent_schema(), self.trainer.environment.device)
-        if _fixed(checkpoint_config(checkpoint, path)) != _fixed(self.config):
+        if _unchangeable(checkpoint_config(checkpoint, path)) != _unchangeable(self.config):
             raise CheckpointError(
                 f"{path} belongs to a run with other settings than {self.folder.path / 'config.yaml'}; "
                 "give a checkpoint of this run"
@@ -187,11 +187,11 @@ class TrainingRun:
             while not self.finished and not any_process(gather, stop is not None and stop.requested):
                 played = self.trainer.play_round()[LEARNER]
                 if self.writes:
-                    self._keep(played)
+                    self._write_round(played)
                     if show is not None:
                         show(played.summary)
 
-    def _keep(self, round: Round) -> None:
+    def _write_round(self, round: Round) -> None:
         """Write a finished round."""
         telemetry, number = self.config.telemetry, round.summary.round
         # The checkpoint comes last: after a crash, what was written beyond it is cut off and done again.
@@ -217,14 +217,14 @@ class TrainingRun:
         return self.trainer.rounds_done >= self.trainer.rounds
 
 
-def _shared(config: RunConfig, gather: Gather) -> RunConfig:
+def _broadcast_config(config: RunConfig, gather: Gather) -> RunConfig:
     """Return the settings of the first process in all of them."""
     if gather.size == 1:
         return config
     return saved_config(broadcast(gather, config.model_dump(mode="json")))
 
 
-def _fixed(config: RunConfig) -> dict[str, Any]:
+def _unchangeable(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(exclude=set(MAY_CHANGE))
 
 

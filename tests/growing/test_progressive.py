@@ -27,7 +27,7 @@ from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
 
 import esper
-from esper.growing.progressive import Progressive, choose_active, copy_block, find_blocks, outermost
+from esper.growing.progressive import Progressive, choose_active, copy_block, drop_nested, find_blocks
 from esper.utils.errors import UserError
 from tests.growing.test_zoo import timm_model
 
@@ -82,7 +82,7 @@ def test_blocks_are_like_neighbours_and_the_outermost() -> None:
             "leaves": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
         }
     )
-    names = [each.names for each in outermost(find_blocks(model))]
+    names = [each.names for each in drop_nested(find_blocks(model))]
     assert names == [("twice.0", "twice.1"), ("mixed.1", "mixed.2")]
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from esper.runs.run_folder import RunFolder
     from esper.training import TrainingRun
 
-FROM_THE_START = ("compare", "grow")  # kinds of run that keep nothing until they are done
+RESTARTED = ("compare", "grow")  # kinds of run that keep nothing until they are done
 
 
 def train(
@@ -99,14 +99,14 @@ def resume(
                 f"{run} holds a growth of a model and data that are in your own program; call esper.grow "
                 f"there again, with the same arguments and out={str(run)!r}, resume=True"
             )
-        if folder is not None and kind in FROM_THE_START:
+        if folder is not None and kind in RESTARTED:
             for name, value in {"--checkpoint": checkpoint, "--set": overrides, "--device": device}.items():
                 if value:
                     raise UserError(
                         f"{name} is for runs that train, and {run} holds one of 'esper {kind}'; leave it "
                         f"out, or begin anew in another folder with: {folder.command_text()}"
                     )
-            _do_again(folder, quiet)
+            _run_again(folder, quiet)
             return
         from esper.config import load_config
         from esper.training import TrainingRun
@@ -114,11 +114,11 @@ def resume(
         continued = TrainingRun.resume(
             run, device, checkpoint, lambda begun: load_config(overrides=overrides or [], base=begun), gather
         )
-        code = _go_on(continued, quiet) if folder else common.run_training(continued)
+        code = _continue_training(continued, quiet) if folder else common.run_training(continued)
     raise typer.Exit(code)
 
 
-def _go_on(continued: TrainingRun, quiet: bool) -> int:
+def _continue_training(continued: TrainingRun, quiet: bool) -> int:
     """Do the rest of a training run, complete a demo, and return the exit code."""
     from esper.commands.demo import finish
 
@@ -132,7 +132,7 @@ def _go_on(continued: TrainingRun, quiet: bool) -> int:
     return finish(continued) if unfinished_demo else common.run_training(continued, quiet)
 
 
-def _do_again(folder: RunFolder, quiet: bool) -> None:
+def _run_again(folder: RunFolder, quiet: bool) -> None:
     """Start a comparison or a growth again unless it has its results; write a report that is missing."""
     from esper.commands import compare, grow
     from esper.runs.run_folder import RunFolder

@@ -183,7 +183,10 @@ class Growth:
         controller: str | Controller | None,
         force: bool,
     ):
-        """model: on `device`; it is changed. The others are those of `grow`."""
+        """Open the data, attach the slots and choose the controller; the arguments are those of `grow`.
+
+        model: a copy of the user's on `device`, which is changed.
+        """
         self.settings = settings
         loaders = make_loaders(train, val, settings, floating_dtype(model))
         decider, self.controller_name, self.remarks = choose_controller(controller, force)

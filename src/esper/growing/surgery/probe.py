@@ -54,7 +54,7 @@ from esper.utils.errors import one_line
 SAMPLES = 2  # on which everything is tried
 # Share of the FLOPs between two slots. A layer whose units cost less, as in a squeeze-and-excite, is not what
 # makes the model narrow there, so that the search goes on.
-SMALL = 0.1
+MIN_FLOPS_SHARE = 0.1
 # The tolerance of outputs, as a share of the largest one. New units change the shapes of products, so that
 # sums are rounded in another order: about 1e-6 in float32, 1e-2 in bfloat16 after a dozen layers. On a GPU
 # float32 may be TF32, which has the precision of float16: 5e-4 in a GPT of width 256.
@@ -78,7 +78,7 @@ class GrowthProbe:
     """Runs trials on a model; call `scan` again whenever the model has changed."""
 
     def __init__(self, model: nn.Module, criterion: Criterion, batch: Any, enabled: bool = True):
-        """batch: of validation data, on the model's device. enabled: else nothing is tried and offered."""
+        """Keep the first samples of a batch of validation data; enabled: else nothing is tried or offered."""
         self.model, self.criterion, self.enabled = model, criterion, enabled
         self.batch = first_samples(batch)
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -226,7 +226,7 @@ class GrowthProbe:
         best, refusals = SlotOptions(), list[str]()
         for modules in ([module for module in run if module in inside], run):
             layers = [module for module in modules if dense_kind(module) is not None]
-            small = SMALL * sum(self.costs[layer] for layer in layers)
+            small = MIN_FLOPS_SHARE * sum(self.costs[layer] for layer in layers)
             for layer in layers:
                 try:
                     best = max(best, self._double(layer), key=_doubling_flops)
