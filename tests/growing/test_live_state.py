@@ -5,7 +5,11 @@ That it goes on in another process as well is held by the resumed scenes of test
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.growing.data import make_loaders
@@ -100,6 +104,45 @@ def test_a_model_whose_layers_have_grown_goes_back_and_on_to_the_same_bits() -> 
     assert_same(live.tensors(), late)
     train(live, states, 2)
     assert_same(live.tensors(), wanted)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.lists(st.sampled_from(["plant 0", "plant 1", "prune 0", "fold 0", "fold 1", "train"]), max_size=8),
+    st.randoms(use_true_random=False),
+)
+def test_any_snapshot_comes_back_whatever_was_planted_and_folded_since(done: list[str], order: Any) -> None:
+    live, states = grown_mlp()
+    x, taken = TABLE[0].double(), list[tuple[dict[str, Tensor], Tensor]]()
+
+    def take() -> None:
+        live.model.eval()
+        with torch.no_grad():
+            taken.append(({name: value.clone() for name, value in live.tensors().items()}, live.model(x)))
+        live.model.train()
+
+    take()
+    for action, _, k in (words.partition(" ") for words in done):
+        slot = int(k or 0)
+        where = torch.tensor([[slot == 0, slot == 1]])
+        empty = live.slots[slot].seed is None
+        if action == "train":
+            train(live, SlotStates.empty(1, 2), 0)
+        elif action == "plant" and empty and bool(live.growable()[0, slot, states.blueprint[0, slot]]):
+            live.germinate(where, states.blueprint)
+        elif action == "prune":
+            live.prune(where)
+        elif action == "fold" and not empty:
+            live.fold(where, torch.zeros(1, 2, dtype=torch.long))
+        take()
+    order.shuffle(taken)
+    for saved, outputs in taken:
+        live.restore(saved)
+        assert_same(live.tensors(), saved)
+        live.model.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(live.model(x), outputs, rtol=1e-12, atol=1e-12)
+        live.model.train()
 
 
 def test_a_fold_keeps_outputs_moments_and_groups() -> None:
