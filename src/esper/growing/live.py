@@ -254,18 +254,14 @@ class LivePopulation:
             known = ", ".join(fitting)
             raise UserError(f"blueprints are {names}; in a {self.topology} allowed are {known}, at least one")
         self._allowed = torch.tensor([b.name in names for b in Blueprint])
-        fitting = self._fitting()
-        why = {
-            b: "; ".join(self.live.refusals(b)) or f"{b.name} is not for such a model"
-            for b in scheduled
-            if b.name not in fitting
-        }
-        taken = f"here a slot takes {', '.join(fitting)}"
-        no_slot = {b: f"which no slot of this model takes: {why[b]}; {taken}" for b in why}
-        if no_slot and no_slot.keys() == set(scheduled):
-            listed = ", ".join(b.name for b in no_slot)
-            raise UserError(f"the schedule asks for {listed}, {next(iter(no_slot.values()))}")
-        return [f"{b.name} was asked for, {text}" for b, text in no_slot.items()]
+        fitting, why = self._fitting(), dict[str, str]()
+        for b in (b for b in scheduled if b.name not in fitting):
+            reasons = "; ".join(self.live.refusals(b)) or f"{b.name} is not for such a model"
+            taken = f"here a slot takes {', '.join(fitting)}"
+            why[b.name] = f"which no slot of this model takes: {reasons}; {taken}"
+        if why and len(why) == len(scheduled):
+            raise UserError(f"the schedule asks for {', '.join(why)}, {next(iter(why.values()))}")
+        return [f"{name} was asked for, {reason}" for name, reason in why.items()]
 
     def _fitting(self) -> list[str]:
         """Name the blueprints that some slot takes now."""
