@@ -541,7 +541,7 @@ class LivePopulation:
         named |= {f"model.{name}": value for name, value in _named_tensors(self.model)}
         for k, slot in enumerate(self.slots):
             if slot.seed is not None:
-                named[f"slot.{k}.seed"] = torch.tensor([slot.blueprint, slot.born])
+                named[f"slot.{k}.seed"] = torch.tensor([slot.blueprint, slot.folds_before])
                 named[f"slot.{k}.trained"] = torch.tensor([k in self.optimizer.seeds])
                 named |= {f"slot.{k}.{name}": value for name, value in _named_tensors(slot)}
         moments = self.optimizer.tensors(self._parameter_names())
@@ -589,19 +589,19 @@ class LivePopulation:
     def _rebuild(self, folds: list[list[int]], seeds: Mapping[int, tuple[int, ...]]) -> None:
         """Give the model these folds and seeds; weights are restored later.
 
-        folds: as `Fold.code`; seeds: by slot, blueprint and the number of folds at its birth. A seed depends
-        on the layers that there were when it was planted, so that all is done again in its order.
+        folds: as `Fold.code`; seeds: by slot, blueprint and the number of folds before it was planted. A seed
+        depends on the layers of that time, so that everything is done again in its order.
         """
-        living = {k: (s.blueprint, s.born) for k, s in enumerate(self.slots) if s.seed is not None}
+        living = {k: (s.blueprint, s.folds_before) for k, s in enumerate(self.slots) if s.seed is not None}
         if [fold.code for fold in self.live.folds] == folds and living == seeds:
             return
         self.live.reset()
         self.optimizer.reset()
-        planted = [(k, blueprint, born) for k, blueprint, _, born in folds]
-        planted += [(k, blueprint, born) for k, (blueprint, born) in seeds.items()]
+        planted = [(k, blueprint, folds_before) for k, blueprint, _, folds_before in folds]
+        planted += [(k, blueprint, folds_before) for k, (blueprint, folds_before) in seeds.items()]
         for n in range(len(folds) + 1):
-            for k, blueprint, born in planted:
-                if born == n:
+            for k, blueprint, folds_before in planted:
+                if folds_before == n:
                     self.live.plant(k, blueprint, self.model_device, 0)
             if n < len(folds):
                 self._fold_seed(folds[n][0], Blend(folds[n][2]))

@@ -54,7 +54,7 @@ class LiveSlot(nn.Module):
         self.gate: nn.Module | None = None
         self.blend = Blend.ADD
         self.alpha = 0.0
-        self.born = 0  # folds that the model had when the seed was planted
+        self.folds_before = 0  # folds that the model had when the seed was planted
         self.also_widened: frozenset[int] = frozenset()  # slots whose activations the seed makes wider
 
     def set_seed(self, blueprint: int, seed: nn.Module, gate: nn.Module | None = None) -> None:
@@ -118,7 +118,7 @@ class Fold:
     slot: int
     blueprint: int
     blend: Blend
-    born: int  # folds that there were when it was planted
+    folds_before: int  # folds that there were when it was planted
     description: str
     parameters: int = 0  # that it added to the model
     grown: list[GrownParameter] = field(default_factory=list)
@@ -126,12 +126,12 @@ class Fold:
 
     @property
     def code(self) -> list[int]:
-        """What is needed to do it again: slot, blueprint, blend, and how many folds were before its birth."""
-        return [self.slot, self.blueprint, int(self.blend), self.born]
+        """The numbers by which it can be done again."""
+        return [self.slot, self.blueprint, int(self.blend), self.folds_before]
 
 
 class LiveModel:
-    """A model with its slots."""
+    """A model with its slots: what can grow in each, the hooks of seeds, and folds."""
 
     def __init__(self, model: nn.Module, specs: list[SlotSpec], probe: GrowthProbe):
         self.model, self.probe = model, probe
@@ -222,7 +222,7 @@ class LiveModel:
                 gate = BlendGate(spec.width, spec.topology)
                 slot.set_seed(blueprint, body.to(device, spec.dtype), gate.to(device, spec.dtype))
                 slot.train(self.modules[k].training)  # a clone or wider layer has the modes of its origin
-        slot.born = len(self.folds)
+        slot.folds_before = len(self.folds)
         self.attach()
 
     def _trace(self, k: int, blueprint: Blueprint) -> list[WidenedLayer]:
@@ -318,7 +318,7 @@ class LiveModel:
         """Make the seed of slot k part of the model, at its alpha; the slot is empty afterwards."""
         self.detach()
         before, slot, seed = self.model_parameters(), self.slots[k], self.slots[k].seed
-        fold = Fold(k, slot.blueprint, slot.blend, slot.born, self._describe_seed(k))
+        fold = Fold(k, slot.blueprint, slot.blend, slot.folds_before, self._describe_seed(k))
         if isinstance(seed, RepeatedBlocks):
             self.modules[k] = insert_blocks(self.model, seed.span, list(seed.blocks))
             fold.moved = [(p, p) for p in seed.parameters()]
