@@ -136,14 +136,14 @@ POLL_SECONDS = 0.02  # seconds between two reads of the store
 class Processes(Gather):
     """The collectives of the processes that torchrun started."""
 
-    def __init__(self, launch: Launch, patience: float = PATIENCE) -> None:
-        """Meet the other processes; patience: seconds that each is waited for, in every collective."""
-        self.launch, self.patience = launch, patience
+    def __init__(self, launch: Launch) -> None:
+        """Meet the other processes."""
+        self.patience = PATIENCE  # seconds that each process is waited for, in every collective
         self.rank, self.size = launch.rank, launch.size
-        wait = timedelta(seconds=patience)
+        wait = timedelta(seconds=PATIENCE)
         try:
             store, rank, size = next(rendezvous("env://", timeout=wait))
-            meeting = dist.PrefixStore(agree_on_prefix(store, rank, size, patience), store)  # type: ignore[attr-defined]
+            meeting = dist.PrefixStore(agree_on_prefix(store, rank, size, PATIENCE), store)  # type: ignore[attr-defined]
             dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=wait)
         except RuntimeError as error:
             raise LostProcessError(f"the processes did not meet: {_first_line(error)}") from error
