@@ -64,6 +64,7 @@ def make_specs(
                 f"population.batch_size is {config.population.batch_size}, and {tasks[0].name} has "
                 f"{len(tasks[0].train)} samples to train on; make it smaller"
             )
+        # Each process has its own share of the members in memory.
         check_host(tasks[0], config.members // Launch.of().size, device)
         specs.append(
             EnvironmentSpec(

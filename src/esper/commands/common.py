@@ -118,6 +118,7 @@ def resolve_settings(
     """
     from esper.config import load_config, preset_names
 
+    # The defaults are those of digits: another task wants its own host and budget, if it has a preset.
     if task is not None and preset is None and config is None and task in preset_names():
         preset = task
     named = {"task": task, "device": device, "members": members}
@@ -179,6 +180,7 @@ def run_training(
     from esper.watch.report import write_report
 
     if not run.writes:
+        # A signal that reaches any process stops all of them after the round, so that each must take it.
         with StopRequest() as asked:
             run.run(asked)
         return asked.exit_code

@@ -103,6 +103,7 @@ def print_comparison(comparison: Comparison) -> None:
     from esper.utils.statistics import mean_interval
 
     baseline, rows = comparison.controllers[0], []
+    # The intervals of two arms may overlap although their paired difference is clear, so both are shown.
     for result in comparison.controllers:
         accuracy, half = mean_interval(result.test_accuracy)
         flops, half_flops = mean_interval(result.flops)

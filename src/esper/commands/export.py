@@ -66,6 +66,7 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
     """Write a program as ONNX; raise a UserError where it cannot be converted or computes otherwise."""
     import torch
 
+    # The converter imports them late, and would fail in the middle with an error of its own.
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "onnx", "an export to ONNX")
     # Its only warnings name operators of torchvision, which is not needed.

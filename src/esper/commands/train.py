@@ -55,6 +55,7 @@ def train(
     from esper.utils.gather import broadcast, processes
 
     with processes(launch) as gather:
+        # torchrun repeats the same command line after a failure: it then goes on with the run in `out`.
         folder, again = out or common.new_folder("train", settings.task), resume or launch.restarts > 0
         if broadcast(gather, again and (folder / "config.yaml").is_file()):
             run = TrainingRun.resume(

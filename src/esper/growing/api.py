@@ -282,6 +282,7 @@ class Growth:
                 f"training broke in each of its {self.epochs_done} epochs: the loss was not finite, or "
                 "exploded; look for such values in the batches of train and in the loss, or lower lr"
             )
+        # After Ctrl-C blocks may still be skipped, and the user's model has all of them.
         if not self.bodies.whole:
             self._complete()
         self.ending.finish()

@@ -102,6 +102,7 @@ class Criterion:
             )
         inputs, targets = pair
         outputs = _find_logits(model(*inputs), model)
+        # On the first batches alone: to read values of targets is to wait for the device.
         if self.checks and isinstance(targets, Tensor):
             self.kind = find_target_kind(outputs, targets, self.settings.loss is not None)
             if self.is_r_squared and self.settings.loss is not None:

@@ -70,6 +70,7 @@ def make_loaders(
         held = max(1, round(VALIDATION_SHARE * len(train)))
         train, val = random_split(train, [len(train) - held, held], generator)
     most = settings.training.get("validation_samples")
+    # Of a stream without a length the first samples are taken when it is read.
     if most is not None and length_of(val) is not None:
         val = _draw_samples(val, most, settings.seed)
     size = settings.training.get("batch_size")

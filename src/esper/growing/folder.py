@@ -80,6 +80,7 @@ class GrowFolder:
                     f"{out} holds a run of 'esper {folder.kind}', not of {CALL}; choose another folder"
                 )
             before = folder.settings()
+            # All checks come before `open`, which repairs and locks: a refusal leaves the folder as it was.
             folder.check_settings(before, config, (*MAY_CHANGE, *MAY_DIFFER))
             folder.check_checkpoint(folder.checkpoints_path / f"{GROWN}.safetensors")
             opened = RunFolder.open(out)

@@ -159,7 +159,7 @@ def blueprint_ledger(events: Iterable[Event]) -> list[dict[str, Any]]:
         planted, kept, *out = (
             kinds.get(k, []) for k in ("germinated", "fossilised", "pruned", "rolled_back")
         )
-        taken_out = sum(map(len, out))
+        taken_out = sum(map(len, out))  # pruned or rolled back; the others were alive at the end
         contribution, half = mean_interval([event.numbers.get("contribution", NAN) for event in kept])
         parameters, _ = mean_interval([event.numbers.get("parameters", NAN) for event in kept])
         ledger.append(
