@@ -123,6 +123,8 @@ class LivePopulation:
             model.train()
         self.slots, self.num_slots = self.live.slots, len(self.live.slots)  # in execution order
         self.topology, self.host_parameters = self.live.topology, self.live.host_parameters
+        # For the names of all tensors: model.…, slot.0.seed.…, slot.0.gate.…
+        self._modules = nn.ModuleDict({"model": model, "slot": nn.ModuleList(self.slots)})
         self.members = torch.zeros(1, dtype=torch.long)
         self.births = torch.zeros(1, dtype=torch.long)
         self.finished = torch.zeros(1, dtype=torch.bool)
@@ -431,7 +433,7 @@ class LivePopulation:
         metrics = MetricSum(self.criterion, blocks)
         most = self.settings.training.get("validation_samples")
         try:
-            with in_eval_mode(self.model, *self.slots), torch.no_grad():
+            with in_eval_mode(self._modules), torch.no_grad():
                 for batch in self.val_loader:
                     with self._autocast():
                         metrics.add(self.criterion(self.model, to_device(batch, self.model_device)))
@@ -538,14 +540,13 @@ class LivePopulation:
         named = {"births": self.births, "folds": folds}
         if self.progressive is not None:
             named["stage"] = torch.tensor(self.progressive.stage)
-        named |= {f"model.{name}": value for name, value in _named_tensors(self.model)}
         for k, slot in enumerate(self.slots):
             if slot.seed is not None:
                 named[f"slot.{k}.seed"] = torch.tensor([slot.blueprint, slot.folds_before])
                 named[f"slot.{k}.trained"] = torch.tensor([k in self.optimizer.seeds])
-                named |= {f"slot.{k}.{name}": value for name, value in _named_tensors(slot)}
         moments = self.optimizer.tensors(self._parameter_names())
-        return named | {f"{OPTIMIZER}{name}": value for name, value in moments.items()}
+        named |= {f"{OPTIMIZER}{name}": value for name, value in moments.items()}
+        return named | self._module_tensors()
 
     def snapshot(self) -> dict[str, Tensor]:
         return self.keep({}, torch.tensor(True))
@@ -573,11 +574,9 @@ class LivePopulation:
             self.progressive.set_stage(int(saved["stage"]))
         seeds = {k: saved[f"slot.{k}.seed"] for k in range(self.num_slots) if f"slot.{k}.seed" in saved}
         self._rebuild(saved["folds"].tolist(), {k: tuple(code.tolist()) for k, code in seeds.items()})
-        for name, value in _named_tensors(self.model):
-            value.copy_(saved[f"model.{name}"])
+        for name, value in self._module_tensors().items():
+            value.copy_(saved[name])
         for k, slot in enumerate(self.slots):
-            for name, value in _named_tensors(slot):
-                value.copy_(saved[f"slot.{k}.{name}"])
             trained = bool(saved.get(f"slot.{k}.trained", False))
             if k in self.optimizer.seeds and not trained:
                 self.optimizer.remove_seed(k)
@@ -611,10 +610,12 @@ class LivePopulation:
         self._evaluations, self._snapshot = {}, None
 
     def _parameter_names(self) -> dict[nn.Parameter, str]:
-        names = {parameter: f"model.{name}" for name, parameter in self.model.named_parameters()}
-        for k, slot in enumerate(self.slots):
-            names |= {parameter: f"slot.{k}.{name}" for name, parameter in slot.named_parameters()}
-        return names
+        return {parameter: name for name, parameter in self._modules.named_parameters()}
+
+    def _module_tensors(self) -> dict[str, Tensor]:
+        # Buffers too that no state_dict holds: some models update them.
+        named = (*self._modules.named_parameters(), *self._modules.named_buffers())
+        return {name: value.detach() for name, value in named}
 
     def progress_tensors(self) -> dict[str, Tensor]:
         """Return the state that no rollback restores: the sizes of the data and the steps done.
@@ -642,11 +643,6 @@ def _true_slots(where: Tensor) -> list[int]:
     """List the slots where True.  # [1, S]"""
     found: list[int] = where[0].nonzero().flatten().tolist()
     return found
-
-
-def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, value in [*module.named_parameters(), *module.named_buffers()]:
-        yield name, value.detach()
 
 
 def _copy_tensors(tensors: Mapping[str, Tensor], reusable: Mapping[str, Tensor]) -> dict[str, Tensor]:
