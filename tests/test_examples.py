@@ -63,12 +63,9 @@ SCRIPTS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "own_task": (own_task, "torch"),
     "own_blueprint": (own_blueprint, "torch"),
     "own_controller": (lambda m: "planted WIDEN_FULL" in m.main(epochs=10).report(), "torch"),
-    "maskable_ppo": (
-        lambda m: len(m.main(["--steps", "60", "--members", "2", "--horizon", "15"])) == 2,
-        "sb3_contrib",
-    ),
 }
-ELSEWHERE = {"__init__", "gpt", "ddp"}  # gpt has the model of others; tests/growing/processes.py runs ddp
+# gpt has the model of others; tests/growing/processes.py runs ddp, tests/simic/test_growth_env.py maskable_ppo.
+ELSEWHERE = {"__init__", "gpt", "ddp", "maskable_ppo"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
