@@ -64,7 +64,7 @@ SCRIPTS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "own_blueprint": (own_blueprint, "torch"),
     "own_controller": (lambda m: "planted WIDEN_FULL" in m.main(epochs=10).report(), "torch"),
 }
-# gpt has the model of others; tests/growing/processes.py runs ddp, tests/simic/test_growth_env.py maskable_ppo.
+# gpt has the model of others; tests/growing/processes.py and tests/simic/test_growth_env.py run the last two.
 ELSEWHERE = {"__init__", "gpt", "ddp", "maskable_ppo"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,14 +34,18 @@ def signature(run: Path) -> str:
 
 def last_round(run: Path) -> dict[str, Any] | None:
     """Return the last line of metrics.jsonl that can be read, None without one."""
-    return _or_none(lambda: last_line(file_in(run, "metrics.jsonl")))
+    with suppress(UserError):
+        return last_line(file_in(run, "metrics.jsonl"))
+    return None
 
 
 def state(run: Path) -> str:
     """Return "finished", "running" or "stopped"; a folder that cannot be read is stopped."""
     last = last_round(run) or {}
     done, rounds = last.get("round", 0), last.get("rounds", 0)
-    return _or_none(lambda: RunFolder.read(run).state(done, rounds)) or "stopped"
+    with suppress(UserError):
+        return RunFolder.read(run).state(done, rounds)
+    return "stopped"
 
 
 def facts(run: Path) -> dict[str, Any]:
@@ -71,18 +76,10 @@ def facts(run: Path) -> dict[str, Any]:
     return {**found, "problems": list(dict.fromkeys(problems))}
 
 
-def _or_none(read: Callable[[], Read]) -> Read | None:
-    try:
-        return read()
-    except UserError:
-        return None
-
-
 def _text(run: Path, name: str) -> str | None:
-    try:
+    with suppress(OSError):
         return file_in(run, name).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
+    return None
 
 
 def _results(results: Comparison | None) -> dict[str, Any] | None:
