@@ -23,10 +23,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import esper
 from esper.growing.result import Grown
-from esper.lifecycle.actions import Actions
+from esper.lifecycle.actions import Actions, Blueprint
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.schedule import Schedule
+from esper.tamiyo.scripted import RandomLegal
 from esper.utils.errors import UserError
 from tests.controllers import Scheduled
 from tests.growing import models
@@ -142,6 +143,16 @@ def test_blocks_are_repeated_and_layers_widened_by_a_recipe_and_the_report_says_
     assert grown.model[0].out_features == grown.model[2].in_features == 9
     assert len(grown.model) == 7
     assert grown.record.flops[0] > 0
+
+
+@pytest.mark.parametrize(
+    "controller", ["schedule:widen_full@0.1+lora@0.4", RandomLegal(germination_rate=1.0)]
+)
+def test_only_blueprints_that_are_allowed_grow(controller: Any) -> None:
+    limits = {"blueprints": ["LORA"], "epochs": 12, "progress": False}
+    grown = esper.grow(models.small_mlp(), train=models.table(), controller=controller, **limits)
+    planted = grown.record.seen_blueprint
+    assert set(planted[planted >= 0].tolist()) == {int(Blueprint.LORA)}
 
 
 def test_a_schedule_that_no_slot_can_follow_is_refused_and_one_that_some_can_is_remarked_on() -> None:
