@@ -65,9 +65,10 @@ def test_a_controller_from_before_a_blueprint_or_a_column_is_refused_by_its_sche
     with monkeypatch.context() as before:
         before.setattr(features, "COLUMNS", features.COLUMNS[:-1])
         fewer_columns = agent_schema()
-    assert len({now, fewer_blueprints, fewer_columns}) == 3
+    assert len({now, fewer_blueprints, fewer_columns, agent_schema(rates=True)}) == 4
     save_checkpoint(tmp_path / "old", {"x": torch.ones(1)}, {}, fewer_blueprints)
-    said = f"was made for schema '{fewer_blueprints}', and this run has '{now}': what a controller sees"
+    allowed = f"'{now}' or '{agent_schema(rates=True)}'"
+    said = f"was made for schema '{fewer_blueprints}', and this run has {allowed}: what a controller sees"
     with pytest.raises(UserError, match=said):
         load_learned(tmp_path / "old")
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from esper.config import RunConfig
-from esper.lifecycle.actions import HEAD_CHOICES
+from esper.lifecycle.actions import HEAD_CHOICES, Rate
 from esper.population.hosts import build_host
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
@@ -186,7 +186,7 @@ def make_agent(config: RunConfig, device: torch.device | None = None) -> PPOAgen
     # The caller's random state stays as it is; the first weights follow from the seed of the run alone.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        policy = make_policy(config.policy, config.learner)
+        policy = make_policy(config.policy, config.learner, config.episode.rates)
     return PPOAgent(policy, config.ppo, device or choose_device(config.device), config.seed)
 
 
@@ -209,7 +209,12 @@ def make_trainer(
     return trainer
 
 
-def agent_schema() -> str:
-    """Hash what an agent sees and what it may choose: part of every checkpoint."""
+def agent_schema(rates: bool = False) -> str:
+    """Hash what an agent sees and what it may choose: part of every checkpoint.
+
+    rates: of an agent that sets the learning rate too.
+    """
     choices = [(head.name, [choice.name for choice in names]) for head, names in HEAD_CHOICES.items()]
-    return hashlib.sha256(f"{schema_hash()} {choices}".encode()).hexdigest()[:16]
+    if rates:
+        choices.append(("RATE", [rate.name for rate in Rate]))
+    return hashlib.sha256(f"{schema_hash(rates)} {choices}".encode()).hexdigest()[:16]

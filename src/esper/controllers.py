@@ -30,7 +30,7 @@ from esper.utils.settings import build
 PRETRAINED = "tamiyo"
 SHIPPED = Path(__file__).parent / "pretrained"
 SIZE_OPTIONS = ("width", "hidden", "depth", "stages", "heads", "expansion")  # of a host
-AGENT_SETTINGS = ("seed", "policy", "ppo", "learner")  # what a trained controller is made from
+AGENT_SETTINGS = ("seed", "policy", "ppo", "learner", "episode")  # what a trained controller is made from
 GREEDY = ":greedy"
 FIXED = "fixed:"  # in a comparison: a host of another size that never grows
 
@@ -167,7 +167,7 @@ def load_learned(
     """
     if not path.exists():
         raise UserError(f"{path} does not exist: the run has finished no round yet")
-    checkpoint = load_checkpoint(path, agent_schema())
+    checkpoint = load_checkpoint(path, (agent_schema(), agent_schema(rates=True)))
     config = checkpoint_config(checkpoint, path, AGENT_SETTINGS)
     agent = make_agent(config, torch.device(device))
     try:
@@ -210,10 +210,17 @@ def conditions_of(specs: Sequence[EnvironmentSpec]) -> Conditions:
         clock=specs[0].episode.clock,
         minibatches=_range(minibatches),
         batch_size=_range([spec.population.batch_size for spec in specs]),
-        learning_rate=_range([spec.population.host_lr for spec in specs]),
+        learning_rate=_range(
+            [
+                spec.population.host_lr * spec.episode.rate_span**power
+                for spec in specs
+                for power in (-0.5, 0.5)
+            ]
+        ),
         schedules=tuple(sorted({spec.population.schedule for spec in specs})),
         hosts=hosts,
         blueprints=tuple(sorted(specs[0].lifecycle.block_blueprints)),
+        rates=specs[0].episode.rates,
     )
 
 

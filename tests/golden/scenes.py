@@ -12,7 +12,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -274,12 +274,16 @@ def grow_resumed(growth: str) -> Iterator[tuple[str, Series]]:
 
 
 def refill(kind: type, values: Iterator[Tensor]) -> Any:
-    """Build a record of tensors from its values in the order of its fields, whatever these are called."""
+    """Build a record of tensors from its values in the order of its fields, whatever these are called.
+
+    Fields with a default are left to it.
+    """
     hints = get_type_hints(kind)
     return kind(
         **{
             field.name: next(values) if hints[field.name] is Tensor else refill(hints[field.name], values)
             for field in fields(kind)
+            if field.default is MISSING
         }
     )
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.lifecycle.actions import Actions, Blueprint, Head, Op, relevance
+from esper.lifecycle.actions import RATE_HEAD, Actions, Blueprint, Head, Op, relevance
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply, tick
 from esper.lifecycle.slot_states import SlotEvidence, SlotRecord, SlotStates
@@ -38,11 +38,13 @@ class World:
     slots: SlotStates  # [1, 2]
     evidence: SlotEvidence  # [1, 2]
     pay: Tensor  # [T, ops, 2]
+    rate_pay: Tensor | None = None  # [T, 2] for keeping and for doubling the rate, where it may be doubled
 
 
-def masks_of(slots: SlotStates) -> ActionMasks:
+def masks_of(slots: SlotStates, rates: bool) -> ActionMasks:
     """By the states alone, so that a gate may refuse what is legal; one choice of most heads is left."""
-    masks = compute_batch_masks(slots, config=RULES, topology="mlp")
+    rate = torch.tensor([True, True, False, False]).expand(slots.num_members, -1) if rates else None
+    masks = compute_batch_masks(slots, config=RULES, topology="mlp", rate=rate)
     few = {}
     for head in Head:
         if head not in (Head.SLOT, Head.OP):
@@ -62,7 +64,8 @@ def legal_actions(masks: ActionMasks, row: int) -> list[list[int]]:
             else (masks.slot_by_op[row, op] if head is Head.SLOT else masks.head(head)[row]).argwhere()[:, 0]
             for head in Head
         ]  # fmt: skip
-        found += torch.cartesian_prod(*choices).reshape(-1, len(Head)).tolist()
+        choices += [torch.arange(2)] if masks.rate is not None else []
+        found += torch.cartesian_prod(*choices).reshape(-1, len(choices)).tolist()
     return found
 
 
@@ -71,7 +74,7 @@ def all_courses(world: World) -> Transition:
     slots, evidence = world.slots, world.evidence
     columns: list[Transition] = []
     for t, pay in enumerate(world.pay):
-        masks = masks_of(slots)
+        masks = masks_of(slots, world.rate_pay is not None)
         choices = [legal_actions(masks, row) for row in range(slots.num_members)]
         origin = torch.tensor([row for row, some in enumerate(choices) for _ in some])
         actions = torch.tensor([action for some in choices for action in some])
@@ -79,12 +82,14 @@ def all_courses(world: World) -> Transition:
         columns = [pick(column, origin) for column in columns]
         seen = observe(slots, evidence, progress=torch.full((slots.num_members,), 0.5 * t))
         slots, evidence, masks = slots[origin], pick(evidence), pick(masks)
-        outcome = apply(slots, Actions(actions), evidence, RULES, fits_of(slots, "mlp"))
+        outcome = apply(slots, Actions.of_columns(actions), evidence, RULES, fits_of(slots, "mlp"))
         nothing, no = torch.zeros(len(actions)), torch.zeros(len(actions), dtype=torch.bool)
         step = Transition(
-            observation=pick(TamiyoInputs(*batch_obs_to_features(seen))), masks=masks, actions=actions,
-            log_prob=torch.zeros(len(actions), len(Head)), forced=masks.op.sum(1) == 1, value=nothing,
-            reward=pay[outcome.executed_op, actions[:, Head.SLOT] * outcome.succeeded],
+            observation=pick(TamiyoInputs(*batch_obs_to_features(seen, world.rate_pay is not None))),
+            masks=masks, actions=actions, log_prob=torch.zeros_like(actions, dtype=torch.float32),
+            forced=(masks.op.sum(1) == 1) & (world.rate_pay is None), value=nothing,
+            reward=pay[outcome.executed_op, actions[:, Head.SLOT] * outcome.succeeded]
+            + (0.0 if world.rate_pay is None else world.rate_pay[t, actions[:, RATE_HEAD]]),
             terminated=no, truncated=no, bootstrap_value=nothing, reset=no,
         )  # fmt: skip
         columns.append(step)
@@ -95,6 +100,8 @@ def all_courses(world: World) -> Transition:
 def _side_by_side(records: list) -> Any:  # type: ignore[type-arg]
     """Records of [M, ...] as one of [M, T, ...]."""
     first = records[0]
+    if first is None:
+        return None
     if isinstance(first, Tensor):
         return torch.stack(records, dim=1)
     names = first.__dataclass_fields__
@@ -104,8 +111,8 @@ def _side_by_side(records: list) -> Any:  # type: ignore[type-arg]
 def gradients(world: World, seed: int, baseline: tuple[float, ...]) -> tuple[Tensor, Tensor]:
     """The exact gradient of the expected return, and the loss's estimate of it."""
     torch.manual_seed(seed)
-    net = TamiyoNet(TamiyoNetConfig(width=8, embedding=4))
-    for head in (net.op_head, net.detail_heads):
+    net = TamiyoNet(TamiyoNetConfig(width=8, embedding=4), rates=world.rate_pay is not None)
+    for head in (net.op_head, net.detail_heads, *([net.rate_head] if net.rates else [])):
         torch.nn.init.normal_(head.weight)  # away from uniform
     steps = all_courses(world)
     state = net.initial_state(len(steps.reward))
@@ -162,6 +169,7 @@ def evidence_of(health: list[float], contribution: list[float]) -> SlotEvidence:
     contribution=st.tuples(*[st.sampled_from([float("nan"), -1.0, 2.0])] * 2),
     seed=st.integers(0, 1000),
     baseline=st.tuples(st.floats(-2, 2), st.floats(-2, 2)),
+    rates=st.booleans(),
 )
 def test_the_loss_has_the_exact_policy_gradient_whatever_the_gates_refuse(
     stages: tuple[Stage, Stage],
@@ -170,10 +178,12 @@ def test_the_loss_has_the_exact_policy_gradient_whatever_the_gates_refuse(
     contribution: tuple[float, float],
     seed: int,
     baseline: tuple[float, float],
+    rates: bool,
 ) -> None:
     """Two steps of a recurrent policy over the real rules; rewards follow from what was executed alone."""
     slots = SlotStates.from_records([[seed_in(s, e) for s, e in zip(stages, epochs, strict=True)]])
-    pay = torch.randn(2, len(Op), 2, generator=torch.Generator().manual_seed(seed))
-    world = World(slots, evidence_of(list(health), list(contribution)), pay)
+    draw = torch.Generator().manual_seed(seed)
+    pay, rate_pay = torch.randn(2, len(Op), 2, generator=draw), torch.randn(2, 2, generator=draw)
+    world = World(slots, evidence_of(list(health), list(contribution)), pay, rate_pay if rates else None)
     exact, estimate = gradients(world, seed, baseline)
     torch.testing.assert_close(estimate, exact, rtol=1e-3, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The factored action: eight heads, their choices, and which heads each op reads."""
+"""The factored action: eight heads of growth, their choices, which heads each op reads, and the rate."""
 
 from __future__ import annotations
 
@@ -109,7 +109,17 @@ class Op(IntEnum):
     ADVANCE = 5
 
 
+class Rate(IntEnum):
+    """What is done to the learning rate in one decision, whatever the op is: see `esper.lifecycle.rates`."""
+
+    KEEP = 0
+    DOUBLE = 1
+    HALVE = 2
+    DECAY = 3  # fall linearly to 0 from now on
+
+
 NUM_HEADS = len(Head)
+RATE_HEAD = NUM_HEADS  # the column of the rate behind those of growth, where a policy sets it
 NUM_OPS = len(Op)
 NUM_BLUEPRINTS = len(Blueprint)
 
@@ -180,9 +190,10 @@ relevance = lookup([[head in HEADS_READ[op] | {Head.OP} for head in Head] for op
 
 @dataclass(frozen=True)
 class Actions:
-    """One factored action per member: a column per head."""
+    """One factored action per member: a column per head, and a choice of `Rate` where the rate may change."""
 
     choices: Tensor  # [N, heads] int64
+    rate: Tensor | None = None  # [N] int64; None keeps it
 
     def __post_init__(self) -> None:
         if self.choices.ndim != 2 or self.choices.shape[1] != NUM_HEADS:
@@ -194,6 +205,13 @@ class Actions:
             raise ValueError(
                 f"actions are of {self.choices.dtype}; expected torch.int64, the index of a choice"
             )
+        if self.rate is not None and (
+            self.rate.shape != self.choices.shape[:1] or self.rate.dtype != torch.long
+        ):
+            raise ValueError(
+                f"the rates of actions are {self.rate.dtype} {tuple(self.rate.shape)}; expected torch.int64 "
+                f"({len(self.choices)},), the index of a choice for each member"
+            )
 
     def __getitem__(self, head: Head) -> Tensor:
         """Return the choice of one head for every member.  # [N]"""
@@ -201,6 +219,17 @@ class Actions:
 
     def __len__(self) -> int:
         return self.choices.shape[0]
+
+    def columns(self) -> Tensor:
+        """Return all choices side by side, the rate last; KEEP where none was given.  # [N, heads + 1]"""
+        rate = torch.zeros_like(self.choices[:, 0]) if self.rate is None else self.rate
+        return torch.cat((self.choices, rate.unsqueeze(1)), dim=1)
+
+    @staticmethod
+    def of_columns(columns: Tensor) -> Actions:
+        """Split choices with or without a column for the rate.  # [N, heads] or [N, heads + 1]"""
+        has_rate = columns.shape[1] > NUM_HEADS
+        return Actions(columns[:, :NUM_HEADS], columns[:, RATE_HEAD] if has_rate else None)
 
     @staticmethod
     def wait(num_members: int, device: torch.device | str = "cpu") -> Actions:

@@ -70,6 +70,7 @@ class Population:
         self._repeats_two = torch.tensor(repeats, device=self.device) == 2  # [S] bool
         self.finished = torch.zeros(self.num_members, dtype=torch.bool, device=self.device)
         self.rate_scale = torch.ones(self.num_members, device=self.device)  # [N] each member's own peak rate
+        self.decay_at = torch.full_like(self.rate_scale, torch.inf)  # [N] from here on a rate falls to 0
         self._initial_hosts = InitialHosts(network, seed)
         self._initial_seeds = InitialSeeds(network, seed, config.seed_weights)
         self._order: DataOrder | None = None
@@ -223,7 +224,9 @@ class Population:
 
         done: how far each member has come before each minibatch.  # [batches, N] → [batches, N]
         """
-        return rate_share(done, self.config) * self.rate_scale
+        share = rate_share(done, self.config)
+        fall = (1.0 - done) / (1.0 - self.decay_at)
+        return torch.where(done > self.decay_at, share.minimum(fall), share) * self.rate_scale
 
     @torch.no_grad()
     def validate(

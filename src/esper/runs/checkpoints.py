@@ -68,9 +68,12 @@ def _encoded(tensors: Tensors, record: Mapping[str, Any], schema: str) -> bytear
 
 
 def load_checkpoint(
-    path: Path | str, schema: str | None = None, device: torch.device | str = "cpu"
+    path: Path | str, schema: str | tuple[str, ...] | None = None, device: torch.device | str = "cpu"
 ) -> Checkpoint:
-    """Read a checkpoint, or say in one sentence what is wrong with it. `schema` None takes any."""
+    """Read a checkpoint, or say in one sentence what is wrong with it.
+
+    schema: what it must have been made for, one of several where several will do; None takes any.
+    """
     path = Path(path)
     with disk_errors("read", path):
         data = bytearray(path.read_bytes())
@@ -82,10 +85,12 @@ def load_checkpoint(
             f"{path} has checkpoint version {header['version']!r}; this esper reads {VERSION!r}: "
             "use the version of esper that wrote it"
         )
-    if schema is not None and header["schema"] != schema:
+    allowed = (schema,) if isinstance(schema, str) else schema
+    if allowed is not None and header["schema"] not in allowed:
         raise CheckpointError(
-            f"{path} was made for schema {header['schema']!r}, and this run has {schema!r}: "
-            "what a controller sees or may choose differs; use the esper that wrote it, or train anew"
+            f"{path} was made for schema {header['schema']!r}, and this run has "
+            f"{' or '.join(map(repr, allowed))}: what a controller sees or may choose differs; "
+            "use the esper that wrote it, or train anew"
         )
     try:
         tensors = load_safetensors(bytes(data))

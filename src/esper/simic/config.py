@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.utils.settings import Config
@@ -26,6 +26,26 @@ class EpisodeConfig(Config):
         gt=0,
         description="the budget of a member in training FLOPs, if it is not the bare host's",
     )
+    rates: bool = Field(
+        default=False,
+        description="whether a controller may set the learning rate: double or halve it, or begin its decay",
+    )
+    rate_span: float = Field(
+        default=1.0,
+        ge=1,
+        le=10_000,
+        description="rates: a member begins with a learning rate that is drawn log-uniformly from a range of "
+        "this factor around the recipe's",
+    )
+
+    @model_validator(mode="after")
+    def _span_needs_rates(self) -> Self:
+        if self.rate_span != 1 and not self.rates:
+            raise ValueError(
+                f"rate_span is {self.rate_span:g}, and no controller can set the learning rate; set rates to "
+                "true, or leave rate_span at 1"
+            )
+        return self
 
 
 class RewardConfig(Config):

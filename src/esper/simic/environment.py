@@ -8,7 +8,8 @@
 The loop of a run is train → validate → governor → observe → decide → apply → tick → reward. A caller enters
 it at "decide", so that one `step(actions)` is, in this order:
 
-1. **apply**     every member's action is executed or refused; new seeds get weights, pruned ones lose theirs
+1. **apply**     every member's action is executed or refused; new seeds get weights, pruned ones lose theirs;
+                 with `episode.rates` the learning rate changes as asked
 2. **tick**      ramps move, scheduled prunes end, slots cool down, ages and stage clocks count: once, here
 3. **train**     one epoch of `batches_per_epoch` minibatches under the slot states after the tick
 4. **validate**  loss and accuracy, and the contribution of each seed (leave-one-out rows, shadow rows)
@@ -42,6 +43,7 @@ from esper.lifecycle.actions import Actions
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, merge_outcomes, tick
 from esper.lifecycle.legality import holds_seed
+from esper.lifecycle.rates import Rates, change_rates, legal_rates
 from esper.lifecycle.slot_states import SlotConfig, SlotEvidence, SlotStates
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock
@@ -53,10 +55,11 @@ from esper.simic.costs import TRAINING_PASSES, Work
 from esper.simic.governor import Governor
 from esper.simic.state import MemberState, ValidationHistory, potential, update_evidence
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
-from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.policy.features import Observation, TrainingObservation
 from esper.tasks.task import Task
 from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.rows import add_prefix, check_like, refill, strip_prefix, tensors_of, where_rows
+from esper.utils.streams import Stream, random_uniform
 
 NO_OP = -1  # the last op before the first action
 ROUNDING = 1e-9  # of a sum of FLOPs, as a share of the budget
@@ -98,6 +101,7 @@ class AppliedActions:
     outcome: ActionOutcome  # of the actions, all of them where there were several
     ticked: TickOutcome
     evidence: SlotEvidence  # without that of seeds that ended or just began
+    rates: Rates | None  # with which the epoch is trained, where controllers set them
 
     @property
     def slots(self) -> SlotStates:
@@ -153,6 +157,8 @@ class Environment:
 
     bodies: Bodies
     spec: RuleSpec
+    rate_scale: Tensor | float = 1.0  # [N] of the members' learning rates, as they were given
+    training_samples = 1  # of each member's data
 
     def __init__(self, spec: RuleSpec, bodies: Bodies, chance_loss: float):
         """Set up budgets and graphs; chance_loss: of a network that has learned nothing, for the governor."""
@@ -203,6 +209,8 @@ class Environment:
             slots=slots,
             evidence=SlotEvidence.unmeasured(self.num_members, self.num_slots, self.device),
             history=history.append(measured.loss, measured.accuracy),
+            rates=self._initial_rates() if self.spec.episode.rates else None,
+            training_loss=history.loss_history[:, :2] if self.spec.episode.rates else None,
         )
         if first:
             in_place = self._graph_pool is not None
@@ -257,6 +265,28 @@ class Environment:
             last_op=self.last_op,
             slots=state.slots,
             evidence=state.evidence,
+            training=self._observe_training(),
+        )
+
+    def _observe_training(self) -> TrainingObservation | None:
+        """Return what is seen of the training where controllers set the learning rate."""
+        rates, losses, bodies = self.state.rates, self.state.training_loss, self.bodies
+        if rates is None or losses is None:
+            return None
+        batches = self.budget / self.bare_cost * bodies.config.batches_per_epoch
+
+        def everyone(value: float) -> Tensor:
+            return torch.full_like(rates.scale, value)
+
+        return TrainingObservation(
+            scale=rates.scale,
+            falling=(self.derived.spent >= rates.decay_at).float(),
+            loss=losses[:, 1],
+            previous_loss=losses[:, 0],
+            chance_loss=everyone(self._chance_loss),
+            passes=everyone(self.clock * bodies.samples[0] / self.training_samples),
+            samples=everyone(self.training_samples),
+            updates=batches.float(),
         )
 
     # ---- one step --------------------------------------------------------------------------------------
@@ -278,10 +308,12 @@ class Environment:
         self.applied = self._apply(
             self.slots,
             self.state.evidence,
-            tuple(action.choices for action in asked),
+            tuple((action.choices, action.rate) for action in asked),
             ~self.bodies.finished,
             self.derived.steps_left,
             self.uses_metrics,
+            self.derived.spent,
+            self.state.rates,
         )
         return self.applied
 
@@ -293,7 +325,14 @@ class Environment:
         clock = torch.full((), self.clock, device=self.device)
         totals = EpisodeTotals(self.flops, clock, self.uses_metrics, self.potential)
         self.state, self.flops, self.derived, reward, terminated, panicked, rolled_back = self._finish(
-            self.state, applied.active, applied.slots, applied.evidence, training, validation, totals
+            self.state,
+            applied.active,
+            applied.slots,
+            applied.evidence,
+            applied.rates,
+            training,
+            validation,
+            totals,
         )
         self.last_op, self.last_succeeded = applied.outcome.asked_op, applied.outcome.succeeded
         return StepResult(
@@ -313,17 +352,22 @@ class Environment:
         self,
         slots: SlotStates,
         evidence: SlotEvidence,
-        choices: tuple[Tensor, ...],
+        choices: tuple[tuple[Tensor, Tensor | None], ...],
         active: Tensor,
         steps_left: Tensor,
         uses_metrics: Tensor,
+        spent: Tensor,
+        rates: Rates | None,
     ) -> AppliedActions:
         """Apply actions one after the other, then tick; for the finished no time passes.
 
-        choices: [N, heads] of each action; active [N] bool; the rest as in `lifecycle.engine.apply`.
+        choices: [N, heads] and the rate [N] of each action; active [N] bool; spent, rates: as in
+        `change_rates`; the rest as in `lifecycle.engine.apply`.
         """
         outcomes, bodies, rules = [], self.bodies, self.spec.lifecycle
-        for wanted in choices:
+        for wanted, rate in choices:
+            if rates is not None and rate is not None:
+                rates = change_rates(rates, rate * active, spent)  # the finished keep theirs
             fits = bodies.growable()  # after what the actions before this one planted
             asked = Actions(torch.where(active.unsqueeze(1), wanted, 0))  # the finished wait
             outcome = apply(slots, asked, evidence, rules, fits, steps_left, uses_metrics)
@@ -337,7 +381,9 @@ class Environment:
         bodies.prune(ticked.pruned)
         bodies.fold(ticked.folded, slots.style)
         evidence = evidence.forget(ticked.pruned | ticked.folded)
-        return AppliedActions(active, merge_outcomes(outcomes), ticked, evidence)
+        if rates is not None:
+            self._write_rates(rates)
+        return AppliedActions(active, merge_outcomes(outcomes), ticked, evidence, rates)
 
     def _compute_finished(
         self,
@@ -345,6 +391,7 @@ class Environment:
         active: Tensor,
         slots: SlotStates,
         evidence: SlotEvidence,
+        rates: Rates | None,
         training: TrainMetrics,
         validation: ValidationMetrics,
         totals: EpisodeTotals,
@@ -352,15 +399,17 @@ class Environment:
         """Choose the states to go on with, and add up what was spent and earned.
 
         before: at the decision; the state of a finished member stays that. active [N] bool: who trained;
-        slots, evidence: as they were trained under.
+        slots, evidence, rates: as they were trained under.
         Returns the state, the FLOPs so far [N], what derives from these, and reward, terminated, panicked [N]
         and rolled_back [N, S] of `StepResult`.
         """
-        spec = self.spec
+        spec, losses = self.spec, before.training_loss
         after = MemberState(
             slots=slots,
             evidence=update_evidence(evidence, slots, training, validation),
             history=before.history.append(validation.loss, validation.accuracy),
+            rates=rates,
+            training_loss=None if losses is None else torch.stack((losses[:, 1], training.loss), dim=1),
         )
         flops = totals.flops + self._compute_cost(slots, totals.uses_metrics)
         # The last step may cost more than is left; it is charged up to the budget, so that arms spend alike.
@@ -401,11 +450,12 @@ class Environment:
             # The finished cost nothing and have nothing left, hence the least cost of 1 FLOP.
             cost = self._compute_cost(slots, uses_metrics).clamp(min=1.0)
             steps_left = ((self.budget - flops) / cost - ROUNDING).ceil()
+        spent, rates = self._share_spent(flops, clock), state.rates
         return DerivedState(
             parameters=parameters,
             parameter_ratio=ratio,
             step_cost=bodies.relative_cost(slots).float(),
-            spent=self._share_spent(flops, clock),
+            spent=spent,
             steps_left=steps_left,
             potential=potential(state.history.accuracy, ratio, self.spec.reward),
             masks=compute_batch_masks(
@@ -416,6 +466,7 @@ class Environment:
                 steps_left=steps_left,
                 uses_metrics=uses_metrics,
                 fits=bodies.growable(),
+                rate=None if rates is None else legal_rates(rates, spent),
             ),
         )
 
@@ -452,6 +503,18 @@ class Environment:
         """
         work = replace(self._work(), training=0, ablate=ablate)
         self.flops = self.flops + torch.where(who, self.bodies.epoch_flops(slots, work), 0.0)
+
+    def _initial_rates(self) -> Rates:
+        """Return the rates that the members begin an episode with: the recipe's, drawn anew where asked."""
+        span, config = self.spec.episode.rate_span, self.bodies.config
+        draws = random_uniform(self.spec.seed, self.members, Stream.RATE, self.episode, 1).squeeze(1)
+        decay_at = 1.0 - config.decay if config.schedule == "flat" else math.inf
+        scale = ((draws - 0.5) * math.log(span)).exp() * self.rate_scale
+        return Rates(scale, torch.full_like(draws, decay_at))
+
+    def _write_rates(self, rates: Rates) -> None:
+        """Let the next epoch train at these rates; captured, so that it writes in place."""
+        raise NotImplementedError("the learning rates of these members are not a controller's to set")
 
     # ---- saving ----------------------------------------------------------------------------------------
 
@@ -511,5 +574,11 @@ class GrowthEnvironment(Environment):
             spec.make_host,
         )
         if spec.rate_scale:
-            self.population.rate_scale.copy_(torch.tensor(spec.rate_scale))
+            self.rate_scale = torch.tensor(spec.rate_scale, device=self.population.device)
+            self.population.rate_scale.copy_(self.rate_scale)
+        self.training_samples = self.population.train_data.num_samples
         super().__init__(spec, self.population, math.log(spec.task.num_classes))
+
+    def _write_rates(self, rates: Rates) -> None:
+        self.population.rate_scale.copy_(rates.scale)
+        self.population.decay_at.copy_(rates.decay_at)

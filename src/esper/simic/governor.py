@@ -114,6 +114,8 @@ def roll_back(
         slots=force_prune(undone.replace(room=room), suspects),
         evidence=where_rows(panicked, saved.evidence, state.evidence).forget(suspects),
         history=where_rows(panicked, saved.history, state.history),
+        rates=where_rows(panicked, saved.rates, state.rates),
+        training_loss=where_rows(panicked, saved.training_loss, state.training_loss),
     )
     return after, suspects
 

@@ -9,7 +9,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import Actions, Head, Op
+from esper.lifecycle.actions import Actions, Op
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from esper.simic.config import LearnerConfig, RewardConfig
@@ -26,14 +26,15 @@ from esper.utils.streams import Stream, random_uniform
 PATIENCE = {Op.ADVANCE: 2.0, Op.FOSSILIZE: 1.0, Op.SET_ALPHA_TARGET: -1.0, Op.PRUNE: -2.0}
 
 
-def make_policy(shape: TamiyoNetConfig, config: LearnerConfig) -> TamiyoNet:
+def make_policy(shape: TamiyoNetConfig, config: LearnerConfig, rates: bool = False) -> TamiyoNet:
     """Make a learner's first network; its weights are drawn from torch's global generator.
 
+    rates: it sets the learning rate too.
     Under a policy that takes all legal ops alike most seeds are pruned before they are blended in, so that
     planting only costs: such a learner stops planting before it can learn to raise anything. Patience lets
     the first policy raise what it plants, by the bias of its op head.
     """
-    network = TamiyoNet(shape)
+    network = TamiyoNet(shape, rates)
     with torch.no_grad():
         for op, bias in PATIENCE.items():
             network.op_head.bias[op] += config.patience * bias
@@ -72,7 +73,7 @@ class LearnedController(Controller):
         self._decided, self._memory = self._decision(
             observation, masks, self._memory, reset, info.members, count, info.seed
         )
-        return Actions(self._decided.actions)
+        return Actions.of_columns(self._decided.actions)
 
     def _decide(
         self,
@@ -85,9 +86,9 @@ class LearnedController(Controller):
         seed: int,
     ) -> tuple[Transition, Tensor]:
         """Compute the step and the memory after it; captured as a CUDA graph."""
-        heads = len(Head)
+        heads, rates = len(self.agent.policy.head_names), self.agent.policy.rates
         uniforms = None if self.deterministic else random_uniform(seed, members, Stream.ACTION, count, heads)
-        inputs = TamiyoInputs(*batch_obs_to_features(observation))
+        inputs = TamiyoInputs(*batch_obs_to_features(observation, rates))
         return self.agent.act(inputs, masks, memory, reset, uniforms)
 
 
@@ -152,7 +153,8 @@ class Learner(LearnedController):
         actions = super().decide(observation, masks, step)
         if self.imitates and self._decided is not None:
             actions = self._teacher.decide(observation, masks, step)
-            self._decided = replace(self._decided, actions=actions.choices)
+            taught = actions.columns() if self.agent.policy.rates else actions.choices
+            self._decided = replace(self._decided, actions=taught)
         return actions
 
     def record_step(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.lifecycle.rates import Rates
 from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.metrics import TrainMetrics, ValidationMetrics
@@ -63,6 +64,8 @@ class MemberState:
     slots: SlotStates
     evidence: SlotEvidence
     history: ValidationHistory
+    rates: Rates | None = None  # where controllers set the learning rate
+    training_loss: Tensor | None = None  # [N, 2] of the last two epochs, NaN = not yet; as `rates`
 
 
 def update_evidence(

@@ -36,6 +36,7 @@ class Conditions(Config):
     blueprints: tuple[str, ...] = Field(
         default=(), description="what could grow behind a residual block; empty where that does not matter"
     )
+    rates: bool = Field(default=False, description="whether it could set the learning rate")
 
 
 # What docs/study.md judged: three budgets, six sizes of each kind of host, rates of 0.5 to 4 times 0.01.
@@ -61,6 +62,8 @@ def differences(trained: Conditions, asked: Conditions) -> list[str]:
     found = []
     if asked.clock != trained.clock:
         found.append(f"episode.clock is {asked.clock} (trained with {trained.clock})")
+    if asked.rates != trained.rates:
+        found.append(f"episode.rates is {asked.rates} (trained with {trained.rates})")
     for kind, sizes in asked.hosts.items():
         if kind in trained.hosts:
             for name, limits in trained.hosts[kind].items():

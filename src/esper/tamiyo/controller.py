@@ -124,4 +124,8 @@ class Blocks(Controller):
         padded = [
             [*actions, *[wait] * (longest - len(actions))] for actions, wait in zip(lists, waits, strict=True)
         ]
-        return [Actions(torch.cat([one.choices for one in step])) for step in zip(*padded, strict=True)]
+        rates = any(one.rate is not None for actions in lists for one in actions)
+        return [
+            Actions.of_columns(torch.cat([one.columns() if rates else one.choices for one in step]))
+            for step in zip(*padded, strict=True)
+        ]

@@ -1,4 +1,7 @@
-"""Dataclasses of tensors with one row for each member: select, combine, flatten to named tensors and back."""
+"""Dataclasses of tensors with one row for each member: select, combine, flatten to named tensors and back.
+
+A field may be None, which is a part that a record lacks: it stays None and has no name.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,8 @@ def flags_of_rows(where: Tensor, value: Tensor) -> Tensor:
 
 def where_rows(where: Tensor, yes: Record, no: Record) -> Record:
     """Take the rows of `yes` where True and of `no` elsewhere, in every tensor of a record.  # where [N]"""
+    if yes is None:
+        return yes
     if isinstance(yes, Tensor) and isinstance(no, Tensor):
         return torch.where(flags_of_rows(where, yes), yes, no)  # type: ignore[return-value]
     if not is_dataclass(yes) or isinstance(yes, type):
@@ -60,13 +65,15 @@ def tensors_of(record: Any) -> dict[str, Tensor]:
         value = getattr(record, field.name)
         if isinstance(value, Tensor):
             found[field.name] = value
-        else:
+        elif value is not None:
             found |= {f"{field.name}.{name}": tensor for name, tensor in tensors_of(value).items()}
     return found
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], record: Record) -> Record:
     """Return the record with every tensor passed through `function`."""
+    if record is None:
+        return record
     if isinstance(record, Tensor):
         return function(record)  # type: ignore[return-value]
     if not is_dataclass(record) or isinstance(record, type):
@@ -116,6 +123,8 @@ def unstack_steps(steps: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 
 def refill(record: Record, tensors: Mapping[str, Tensor], prefix: str = "") -> Record:
     """Return a record like this one with the tensors of the given dotted names."""
+    if record is None:
+        return record
     if isinstance(record, Tensor):
         return tensors[prefix].to(record.device)  # type: ignore[return-value]
     changes = {

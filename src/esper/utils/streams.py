@@ -20,6 +20,7 @@ class Stream(IntEnum):
     DATA_ORDER = 3
     ACTION = 4
     CONTROL = 5
+    RATE = 6
 
 
 def _signed(value: int) -> int:

@@ -46,6 +46,7 @@ class ActionMasks(RowRecord):
     alpha_curve: Tensor  # [N, 5]
     op: Tensor  # [N, 6]
     slot_by_op: Tensor  # [N, 6, S]: the slots on which each op is legal
+    rate: Tensor | None = None  # [N, 4]: None where the rate is not the controller's to set
 
     def head(self, head: Head) -> Tensor:
         """Return the mask of one head.  # [N, choices]"""
@@ -116,13 +117,14 @@ def compute_batch_masks(
     steps_left: int | Tensor | None = None,
     uses_metrics: Tensor | None = None,
     fits: Tensor | None = None,
+    rate: Tensor | None = None,
 ) -> ActionMasks:
     """Compute the masks of every member.
 
     batch_slot_states: a `SlotStates`, or for each member a list of `SlotMaskState | None` in slot order.
     evidence, steps_left, uses_metrics: as in `legal_slots_by_op`; without evidence, what a gate may refuse is
     legal. fits [N, S, blueprints] bool: a seed may begin only where some blueprint fits and can be finished
-    in time, and the blueprints are those of these slots.
+    in time, and the blueprints are those of these slots. rate [N, rates] bool: of `legal_rates`.
 
     Raises ValueError where the slots differ from those of `slot_config`, or the topology is unknown.
     """
@@ -156,5 +158,6 @@ def compute_batch_masks(
         alpha_target=shapes_alpha | _only(device, AlphaTarget.FULL),
         op=op,
         slot_by_op=slot_by_op,
+        rate=rate,
         **constant,
     )

@@ -20,12 +20,32 @@ from torch import Tensor
 
 from esper.lifecycle.actions import SPEED_TICKS, TEMPO_TICKS, Op, Style, tempo_ticks
 from esper.lifecycle.legality import holds_seed
+from esper.lifecycle.rates import MOST_SCALE
 from esper.lifecycle.slot_states import AlphaMode, SlotEvidence, SlotStates
 from esper.lifecycle.stages import STAGE_TABLE_SIZE, Stage
 from esper.utils.devices import device_table, lookup
 from esper.utils.rows import RowRecord
 
 HISTORY_LENGTH = 5
+
+
+@dataclass(frozen=True)
+class TrainingObservation(RowRecord):
+    """What a controller that sets the learning rate sees besides; each [N] float, NaN = unmeasured."""
+
+    scale: Tensor  # learning rate over that of the recipe
+    falling: Tensor  # 1 where the rate falls to 0, else 0
+    loss: Tensor  # training loss of the last epoch
+    previous_loss: Tensor  # and of the one before it
+    chance_loss: Tensor  # of a network that has learned nothing: ln(classes)
+    passes: Tensor  # over the training data so far
+    samples: Tensor  # to train on
+    updates: Tensor  # minibatches of the bare host that the whole budget pays for
+
+    @staticmethod
+    def unmeasured(num_members: int, device: torch.device) -> TrainingObservation:
+        """Return what is seen where the rate is not the controller's to set: nothing."""
+        return TrainingObservation(*torch.full((8, num_members), math.nan, device=device))
 
 
 @dataclass(frozen=True)
@@ -44,6 +64,7 @@ class Observation(RowRecord):
     last_op: Tensor  # [N] int64: -1 before the first action
     slots: SlotStates
     evidence: SlotEvidence
+    training: TrainingObservation | None = None  # with `episode.rates`
 
     @property
     def num_members(self) -> int:
@@ -64,11 +85,17 @@ BUDGET_SCALE = math.log1p(1000.0)  # steps of a generous budget
 ROOM_SCALE = math.log1p(8.0)
 CLOCK_SCALE = math.log1p(150.0)  # ticks of a long episode
 RAMP_SCALE = float(max(*TEMPO_TICKS.values(), *SPEED_TICKS.values()))  # ticks of the longest ramp
+CHANCE_SCALE = 4.0  # ln of a loss 55 times that of chance, or a 55th of it
+OCTAVES = math.log(MOST_SCALE)
+PASSES_SCALE = math.log1p(1000.0)
+SAMPLES_SCALE = math.log1p(1e6)
+UPDATES_SCALE = math.log1p(1e5)
+CLASSES_SCALE = math.log(1000.0)
 FRESHNESS_DECAY = 0.995  # per tick since the measurement
 SHARED_STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 
 NAN = float("nan")
-Block = Literal["base", "slot"]
+Block = Literal["base", "rate", "slot"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +107,7 @@ class FeatureInputs:
     evidence: SlotEvidence  # of the observation
     occupied: Tensor  # [N, S] bool
     ticks_left: Tensor  # [N, S] int64: of the ramp under way, 0 at rest
+    training: TrainingObservation  # of the observation, NaN where it has none
 
     @staticmethod
     def of(observation: Observation) -> FeatureInputs:
@@ -87,7 +115,11 @@ class FeatureInputs:
         slots = observation.slots
         moving = slots.alpha_mode != AlphaMode.HOLD
         ticks_left = (slots.alpha_steps_total - slots.alpha_steps_done) * moving
-        return FeatureInputs(observation, slots, observation.evidence, holds_seed(slots), ticks_left)
+        nothing = TrainingObservation.unmeasured(slots.num_members, slots.device)
+        training = observation.training or nothing
+        return FeatureInputs(
+            observation, slots, observation.evidence, holds_seed(slots), ticks_left, training
+        )
 
     def of_seed(self, value: Tensor) -> Tensor:
         """Return NaN, which is unknown, where there is no seed."""
@@ -223,6 +255,28 @@ BASE_COLUMNS = _in_layout_order(
            _last_op, unknown=None, width=len(Op)),
 )  # fmt: skip
 
+# Behind the base columns, for a policy that sets the learning rate.
+RATE_COLUMNS = _in_layout_order(
+    _signed("rate", "rate", "ln(learning rate / the recipe's)", lambda s: s.training.scale.log(),
+            divisor=OCTAVES),
+    Column("rate_falls", "rate", "1 where the rate falls to 0", lambda s: s.training.falling),
+    _signed("training_loss", "rate", "ln(training loss / loss of chance)",
+            lambda s: (s.training.loss / s.training.chance_loss).log(), divisor=CHANCE_SCALE),
+    _signed("training_slope", "rate", "ln(training loss / that of the epoch before)",
+            lambda s: (s.training.loss / s.training.previous_loss).log()),
+    _signed("gap", "rate", "ln(validation loss / training loss)",
+            lambda s: (s.observation.val_loss / s.training.loss).log(), divisor=CHANCE_SCALE),
+    _signed("loss_over_chance", "rate", "ln(validation loss / loss of chance)",
+            lambda s: (s.observation.val_loss / s.training.chance_loss).log(), divisor=CHANCE_SCALE),
+    Column("passes", "rate", "ln(1 + passes over the training data)", lambda s: s.training.passes.log1p(),
+           divisor=PASSES_SCALE),
+    Column("samples", "rate", "ln(1 + samples to train on)", lambda s: s.training.samples.log1p(),
+           divisor=SAMPLES_SCALE),
+    Column("updates", "rate", "ln(1 + minibatches that the budget pays for)",
+           lambda s: s.training.updates.log1p(), divisor=UPDATES_SCALE),
+    Column("classes", "rate", "ln(classes)", lambda s: s.training.chance_loss, divisor=CLASSES_SCALE),
+)  # fmt: skip
+
 SLOT_COLUMNS = _in_layout_order(
     Column("occupied", "slot", "1 if a seed exists", lambda s: s.occupied, unknown=None),
     Column("stage", "slot", "one-hot of the stage: " + ", ".join(s.name for s in Stage),
@@ -268,28 +322,34 @@ SLOT_COLUMNS = _in_layout_order(
            lambda s: s.of_seed(s.slots.age.log1p()), divisor=CLOCK_SCALE),
 )  # fmt: skip
 
-BLOCKS: dict[Block, tuple[Column, ...]] = {"base": BASE_COLUMNS, "slot": SLOT_COLUMNS}
+BLOCKS: dict[Block, tuple[Column, ...]] = {"base": BASE_COLUMNS, "rate": RATE_COLUMNS, "slot": SLOT_COLUMNS}
 COLUMNS = BASE_COLUMNS + SLOT_COLUMNS
 BASE_FEATURE_SIZE = sum(c.width for c in BASE_COLUMNS)
+RATE_FEATURE_SIZE = sum(c.width for c in RATE_COLUMNS)
 SLOT_FEATURE_SIZE = sum(c.width for c in SLOT_COLUMNS)
 BELOW_ALL = min(c.range[0] for c in COLUMNS)
 
 
-def schema_hash() -> str:
-    """Return a fingerprint of the layout and meaning of the features: part of every checkpoint."""
-    text = json.dumps([c.contract() for c in COLUMNS], sort_keys=True)
+def schema_hash(rates: bool = False) -> str:
+    """Return a fingerprint of the layout and meaning of the features: part of every checkpoint.
+
+    rates: with the columns for a policy that sets the learning rate.
+    """
+    columns = COLUMNS + RATE_COLUMNS if rates else COLUMNS
+    text = json.dumps([c.contract() for c in columns], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def batch_obs_to_features(observation: Observation) -> tuple[Tensor, Tensor]:
+def batch_obs_to_features(observation: Observation, rates: bool = False) -> tuple[Tensor, Tensor]:
     """Compute features float32 [N, base + slot·S] and blueprints int64 [N, S], -1 where there is no seed.
 
-    The base block comes first, then the blocks of the slots one after another.
+    The base block comes first, then, with `rates`, that of the learning rate, then the blocks of the slots
+    one after another.
     """
     seen = FeatureInputs.of(observation)
-    base, slots = _extract("base", seen), _extract("slot", seen)  # [N, base], [N, S, slot]
-    features = _finish(torch.cat([base, slots.flatten(1)], dim=1), observation.num_slots)
-    return features, observation.slots.blueprint
+    blocks = [_extract("base", seen), *([_extract("rate", seen)] if rates else [])]  # [N, base], [N, rate]
+    blocks.append(_extract("slot", seen).flatten(1))  # [N, S, slot] → [N, S · slot]
+    return _finish(torch.cat(blocks, dim=1), observation.num_slots, rates), observation.slots.blueprint
 
 
 def _extract(block: Block, seen: FeatureInputs) -> Tensor:
@@ -302,18 +362,18 @@ def _extract(block: Block, seen: FeatureInputs) -> Tensor:
 
 
 @device_table
-def _limits(num_slots: int) -> Tensor:
+def _limits(num_slots: int, rates: bool) -> Tensor:
     """Return divisor, low, high and lower end of the range of every feature.  # [4, features]"""
-    columns = BASE_COLUMNS + SLOT_COLUMNS * num_slots
+    columns = BASE_COLUMNS + RATE_COLUMNS * rates + SLOT_COLUMNS * num_slots
     rows = [(c.divisor, c.low, c.high, c.range[0]) for c in columns for _ in range(c.width)]
     return torch.tensor(rows).T.contiguous()
 
 
-def _finish(raw: Tensor, num_slots: int) -> Tensor:
+def _finish(raw: Tensor, num_slots: int, rates: bool) -> Tensor:
     """Scale, clamp, and write the sentinel for what is unknown, in place.  # [N, features]
 
     A NaN survives the clamp, drops below every range and is lifted to the lower end of its column's own,
     which is the sentinel.
     """
-    divisor, low, high, bottom = _limits(raw.device, num_slots).unbind(0)
+    divisor, low, high, bottom = _limits(raw.device, num_slots, rates).unbind(0)
     return raw.div_(divisor).clamp_(low, high).nan_to_num_(nan=BELOW_ALL).clamp_(min=bottom)

@@ -17,11 +17,11 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from esper.lifecycle.actions import HEAD_CHOICES, NUM_BLUEPRINTS, NUM_OPS, Head, relevance
+from esper.lifecycle.actions import HEAD_CHOICES, NUM_BLUEPRINTS, NUM_OPS, RATE_HEAD, Head, Rate, relevance
 from esper.tamiyo.config import TamiyoNetConfig as TamiyoNetConfig
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.distribution import MaskedHeads
-from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE
+from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, RATE_FEATURE_SIZE, SLOT_FEATURE_SIZE
 from esper.utils.devices import device_table
 
 
@@ -182,20 +182,21 @@ class _Encoding(NamedTuple):
 
 
 class TamiyoNet(nn.Module):
-    """Slot encoder, recurrent core, pointer over slots, and op → slot → details."""
+    """Slot encoder, recurrent core, pointer over slots, op → slot → details and, with `rates`, the rate."""
 
-    head_names = tuple(head.name.lower() for head in Head)
-
-    def __init__(self, config: TamiyoNetConfig | None = None) -> None:
+    def __init__(self, config: TamiyoNetConfig | None = None, rates: bool = False) -> None:
+        """Draw the first weights; rates: with features and a head for the learning rate."""
         super().__init__()
-        self.config = config or TamiyoNetConfig()
+        self.config, self.rates = config or TamiyoNetConfig(), rates
+        self.head_names = (*(head.name.lower() for head in Head), *(["rate"] if rates else []))
+        self._base_size = BASE_FEATURE_SIZE + (RATE_FEATURE_SIZE if rates else 0)
         width, embedding = self.config.width, self.config.embedding
         self.blueprint_embedding = nn.Embedding(NUM_BLUEPRINTS + 1, embedding)  # row 0: an empty slot
         self.op_embedding = nn.Embedding(NUM_OPS, embedding)
         self.slot_encoder = nn.Sequential(
             linear(SLOT_FEATURE_SIZE + embedding, width), nn.SiLU(), linear(width, width), nn.SiLU()
         )
-        self.base_encoder = nn.Sequential(linear(BASE_FEATURE_SIZE + 2 * width, width), nn.SiLU())
+        self.base_encoder = nn.Sequential(linear(self._base_size + 2 * width, width), nn.SiLU())
         self.core = RecurrentCore(width, width)
         self.op_head = linear(width, NUM_OPS, gain=0.01)
         self.slot_query = linear(width + embedding, width, gain=1.0)
@@ -204,6 +205,8 @@ class TamiyoNet(nn.Module):
         self.detail_heads = linear(width, len(DETAIL_HEADS) * DETAIL_CHOICES, gain=0.01)
         self.value_encoder = nn.Sequential(linear(width, width), nn.SiLU())
         self.value_head = linear(width, 1, gain=0.01)  # V begins as a constant
+        if rates:
+            self.rate_head = linear(width, len(Rate), gain=0.01)
 
     def initial_state(self, num_rows: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the memory of a fresh episode: zeros.  # [N, state]"""
@@ -249,17 +252,23 @@ class TamiyoNet(nn.Module):
         detail_logits = self._detail_logits(seen, op_embedded, slot, relevant[..., Head.SLOT, None])
         details = choose(slice(Head.SLOT + 1, Head.OP), detail_logits, legal_details)
 
+        choices, logits = [slot, details, op], [slot_logits, detail_logits, op_logits]
+        legal = [slot_legal, legal_details, masks.op.unsqueeze(-2)]
+        if self.rates:
+            logits.append(self.rate_head(seen.memory).unsqueeze(-2))  # [N, T, 1, rates]
+            legal.append(_rate_mask(masks).unsqueeze(-2))
+            choices.append(choose(slice(RATE_HEAD, RATE_HEAD + 1), logits[-1], legal[-1]))
+            # Whatever the op is, the rate is read.
+            relevant = torch.cat((relevant, torch.ones_like(relevant[..., :1])), dim=-1)
+
         # A head that the op does not read has action 0, log-probability 0 and entropy 0.
-        chosen = torch.cat((slot, details, op), dim=-1) * relevant
-        heads = MaskedHeads(
-            stack_heads(slot_logits, detail_logits, op_logits),
-            stack_heads(slot_legal, legal_details, masks.op.unsqueeze(-2)),
-        )
+        chosen = torch.cat(choices, dim=-1) * relevant
+        heads = MaskedHeads(stack_heads(*logits), stack_heads(*legal))
         return PolicyOutput(
             **vars(heads.evaluate(chosen, relevant)),
             actions=chosen,
             relevant=relevant,
-            forced=heads.num_legal[..., Head.OP] == 1,
+            forced=(heads.num_legal[..., Head.OP :] == 1).all(-1),
             value=self._value(seen.memory),
             state=seen.state,
         )
@@ -267,7 +276,7 @@ class TamiyoNet(nn.Module):
     def _encode(self, observation: TamiyoInputs, state: Tensor, resets: Tensor) -> _Encoding:
         """Encode every slot, pool them, and remember."""
         base, slots = observation.features.split(
-            (BASE_FEATURE_SIZE, observation.features.shape[-1] - BASE_FEATURE_SIZE), dim=-1
+            (self._base_size, observation.features.shape[-1] - self._base_size), dim=-1
         )
         blueprints = self.blueprint_embedding(observation.blueprints + 1)  # [N, T, S, E]
         slots = slots.unflatten(-1, (-1, SLOT_FEATURE_SIZE))  # [N, T, S, F]
@@ -305,10 +314,17 @@ def pad_masks(masks: ActionMasks) -> Tensor:
     return pad(flat, (0, 1))[..., _padding_index(flat.device)]
 
 
-def stack_heads(slot: Tensor, details: Tensor, op: Tensor) -> Tensor:
-    """Return the three groups of heads in head order, padded with 0 to the widest.  # [..., H, C]"""
-    choices = max(slot.shape[-1], DETAIL_CHOICES)
-    return torch.cat([pad(group, (0, choices - group.shape[-1])) for group in (slot, details, op)], dim=-2)
+def _rate_mask(masks: ActionMasks) -> Tensor:
+    """Return the mask of the rate; only KEEP where the rate is not the controller's.  # [..., rates]"""
+    if masks.rate is not None:
+        return masks.rate
+    return pad(torch.ones_like(masks.op[..., :1]), (0, len(Rate) - 1))  # KEEP is the first
+
+
+def stack_heads(*groups: Tensor) -> Tensor:
+    """Return groups of heads, in head order, padded with 0 to the widest.  # [..., H, C]"""
+    choices = max(groups[0].shape[-1], DETAIL_CHOICES)
+    return torch.cat([pad(group, (0, choices - group.shape[-1])) for group in groups], dim=-2)
 
 
 @device_table
