@@ -20,6 +20,7 @@ from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.tamiyo.config import STUDY, Conditions, differences
 from esper.tamiyo.controller import Controller
+from esper.tamiyo.rates import ReactiveRate
 from esper.tamiyo.schedule import BY_BUDGET, Schedule
 from esper.tamiyo.scripted import Heuristic, RandomLegal, Static
 from esper.utils.devices import own_device
@@ -53,6 +54,13 @@ SCRIPTED: dict[str, Script] = {
         "a germination rate, as in random:0.1",
     ),
     "heuristic": Script(Heuristic, "germinates on a plateau, keeps what helps and prunes what hurts"),
+    "reactive": Script(
+        ReactiveRate,
+        "with episode.rates: doubles the learning rate where the validation loss falls slowly, halves it "
+        "where the loss rises, and never grows anything",
+        lambda text: ReactiveRate(float(text)),
+        "the share by which the loss must fall in an epoch, as in reactive:0.05",
+    ),
     "schedule": Script(
         lambda: Schedule(BY_BUDGET, STUDY),
         "grows by the share of the budget that is spent and keeps all: nothing if that pays the first host "
@@ -210,13 +218,7 @@ def conditions_of(specs: Sequence[EnvironmentSpec]) -> Conditions:
         clock=specs[0].episode.clock,
         minibatches=_range(minibatches),
         batch_size=_range([spec.population.batch_size for spec in specs]),
-        learning_rate=_range(
-            [
-                spec.population.host_lr * spec.episode.rate_span**power
-                for spec in specs
-                for power in (-0.5, 0.5)
-            ]
-        ),
+        learning_rate=_range([rate for spec in specs for rate in _first_rates(spec)]),
         schedules=tuple(sorted({spec.population.schedule for spec in specs})),
         hosts=hosts,
         blueprints=tuple(sorted(specs[0].lifecycle.block_blueprints)),
@@ -244,6 +246,11 @@ def _minibatch_flops(spec: EnvironmentSpec) -> float:
     # One member on the CPU: FLOPs depend on the host alone, and counting them needs no GPU.
     alone = replace(spec, members=torch.zeros(1, dtype=torch.long), device="cpu", rate_scale=())
     return GrowthEnvironment(alone).bare_cost / spec.population.batches_per_epoch
+
+
+def _first_rates(spec: EnvironmentSpec) -> list[float]:
+    """Return the least and the largest learning rate that a member may begin with."""
+    return [spec.population.host_lr * spec.episode.rate_span**power for power in (-0.5, 0.5)]
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

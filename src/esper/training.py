@@ -57,11 +57,6 @@ class TrainingRun:
         return self._folder is not None
 
     @property
-    def _schema(self) -> str:
-        """Return what the checkpoints of the run are made for."""
-        return agent_schema(self.config.episode.rates)
-
-    @property
     def store(self) -> CheckpointStore:
         """Return the checkpoints of the run."""
         return CheckpointStore(self.folder.checkpoints_path, self.config.telemetry.checkpoint_every)
@@ -158,7 +153,8 @@ class TrainingRun:
 
     def load(self, path: Path) -> None:
         """Load the state of the run from one of its checkpoints."""
-        checkpoint = load_checkpoint(path, self._schema, self.trainer.environment.device)
+        schema = agent_schema(self.config.episode.rates)
+        checkpoint = load_checkpoint(path, schema, self.trainer.environment.device)
         if _unchangeable(checkpoint_config(checkpoint, path)) != _unchangeable(self.config):
             raise CheckpointError(
                 f"{path} belongs to a run with other settings than {self.folder.path / 'config.yaml'}; "
@@ -214,7 +210,8 @@ class TrainingRun:
             "config": self.config.model_dump(mode="json"),
             "conditions": conditions_of(specs).model_dump(mode="json"),
         }
-        self.store.save(number, self.trainer.state_dict(), record, self._schema)
+        schema = agent_schema(self.config.episode.rates)
+        self.store.save(number, self.trainer.state_dict(), record, schema)
 
     @property
     def finished(self) -> bool:

@@ -129,6 +129,7 @@ def gradients(world: World, seed: int, baseline: tuple[float, ...]) -> tuple[Ten
         valid=torch.ones_like(steps.forced),
         advantages=(togo - torch.tensor(baseline)) * probability.detach().unsqueeze(1) * count,
         returns=output.value.detach(),  # V has no error, and so no gradient
+        weights=torch.ones(len(steps.reward)),
     )
     return exact, _flat(-ppo_loss(output, batch, PPOConfig(), 0.0).loss, parameters)
 

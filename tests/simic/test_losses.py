@@ -108,6 +108,30 @@ def test_an_imitator_raises_the_log_probability_of_what_was_done_whatever_it_ear
     expected = -torch.where(read, output.log_prob, 0.0).sum() / read.any(-1).sum()
     torch.testing.assert_close(terms.policy_loss, expected.detach())
     assert float(terms.kl) == 0.0, "so that no early stop ends it"
+    weights = torch.tensor([0.0, 3.0, 1.0, 0.5, 0.0, 1.5])
+    terms = ppo_loss(output, replace(batch, weights=weights), agent.config, 0.0, imitate=True)
+    weighed = torch.where(read, output.log_prob, 0.0).sum((1, 2)) @ weights
+    torch.testing.assert_close(terms.policy_loss, -(weighed / read.any(-1).sum()).detach())
+
+
+def test_a_floor_of_entropy_pushes_back_the_heads_that_are_below_it_alone() -> None:
+    agent = make_agent(seed=1)
+    batch = moved_batch(agent, seed=1)
+    with torch.no_grad():
+        output = judge(agent, batch)
+    plain = ppo_loss(output, batch, agent.config, 0.01)
+    for floor in (0.0, 0.5, 0.9, 0.99):
+        config = agent.config.model_copy(update={"entropy_floor": floor})
+        missing = sum(max(0.0, floor - float(entropy)) for entropy in plain.head_entropy)
+        loss = ppo_loss(output, batch, config, 0.01).loss
+        assert loss.item() == pytest.approx(plain.loss.item() + missing, abs=1e-5)
+    assert missing > 0.0
+    unread = replace(output, relevant=output.relevant & torch.tensor([True, False, True]))
+    config = agent.config.model_copy(update={"entropy_floor": 0.99})
+    two = ppo_loss(unread, batch, config, 0.01).loss - ppo_loss(unread, batch, agent.config, 0.01).loss
+    assert two.item() == pytest.approx(
+        sum(max(0.0, 0.99 - float(plain.head_entropy[h])) for h in (0, 2)), abs=1e-5
+    )
 
 
 def test_standardised_advantages_and_explained_variance() -> None:

@@ -151,7 +151,14 @@ def test_a_state_in_the_middle_of_an_episode_goes_on_to_the_same_bits(when: int)
 
 # ---- the policy ------------------------------------------------------------------------------------------
 
-CONFIG = ("episode.rates=true", "episode.rate_span=100", "policy.width=16", "ppo.minibatches=2")
+CONFIG = (
+    "episode.rates=true",
+    "episode.rate_span=100",
+    "policy.width=16",
+    "ppo.minibatches=2",
+    "learner.imitate=2",
+    "learner.plans=2",
+)
 
 
 def learned(**more: bool) -> LearnedController:
@@ -218,8 +225,8 @@ def test_the_features_of_the_rate_follow_the_base_and_only_where_they_are_asked_
             "loss_over_chance": math.log(value / math.log(2)) / 4,
             "passes": math.log1p(32 / 1000) / math.log1p(1000),
             "samples": math.log1p(1000) / math.log1p(1e6),
-            "updates": math.log1p(12) / math.log1p(1e5),
-            "classes": math.log(2) / math.log(1000),
+            "updates": math.log1p(12) / math.log1p(1e6),
+            "classes": math.log(2) / 7,
         }
         for name, value in expected.items():
             assert float(columns[name][n]) == pytest.approx(value, abs=1e-5), name
@@ -228,27 +235,44 @@ def test_the_features_of_the_rate_follow_the_base_and_only_where_they_are_asked_
     assert (unknown[:, BASE_FEATURE_SIZE:end] < -0.9).all(), "its own sentinel"
 
 
-def test_a_training_with_rates_goes_on_to_the_same_bits() -> None:
-    config = load_config(overrides=CONFIG)
+def trainer(*overrides: str, members: int = 4, shards: int = 1) -> Trainer:
+    config = load_config(overrides=[*CONFIG, *overrides])
+    episode = config.episode.model_copy(update={"steps": 4, "clock": "steps"})
+    spec = replace(make_spec(range(members), 4), episode=episode)
+    return Trainer([spec], [make_learner(config, torch.device("cpu"))], rounds=4, shards=shards)
 
-    def trainer() -> Trainer:
-        episode = config.episode.model_copy(update={"steps": 4, "clock": "steps"})
-        spec = make_spec(range(4), 4)
-        return Trainer(
-            [replace(spec, episode=episode)], [make_learner(config, torch.device("cpu"))], rounds=3
-        )
 
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_a_training_with_rates_goes_on_to_the_same_bits(done: int) -> None:
     whole = trainer()
     rounds = [found["agent"] for found in whole.run()]
     assert "rate" in rounds[0].update.head_entropy
+    assert [found.record.members.tolist() for found in rounds] == [[0, 1, 0, 1]] * 2 + [[0, 1, 2, 3]] * 2
     first, second = trainer(), trainer()
-    first.play_round()
+    for _ in range(done):
+        first.play_round()
     second.load_state_dict(first.state_dict())
     for _ in second.run():
         pass
     for name, value in whole.state_dict().items():
         if name != "seconds":
             assert torch.equal(value, second.state_dict()[name]), name
+
+
+def test_plans_are_weighed_by_what_they_earn_on_the_same_member() -> None:
+    found = trainer("learner.temperature=0.05", members=8, shards=2)
+    found.play_round()
+    buffer = found.learners["agent"].buffer  # of both shards, one below the other
+    rewards = buffer.get_batched_sequences().steps.reward.sum(1).tolist()
+    for shard in range(2):
+        for k in range(2):
+            rows = [4 * shard + k, 4 * shard + 2 + k]  # two plans of one member
+            powers = [math.exp(rewards[row] / 0.05) for row in rows]
+            for row, power in zip(rows, powers, strict=True):
+                assert float(buffer.weights[row]) == pytest.approx(2 * power / sum(powers), rel=1e-3)
+    assert not torch.equal(buffer.weights, torch.ones(8))
+    with pytest.raises(ValueError, match=r"learner.plans is 3, and a shard has 4 members"):
+        trainer("learner.plans=3")
 
 
 def test_an_old_controller_keeps_its_layout_and_its_conditions() -> None:

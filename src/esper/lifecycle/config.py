@@ -31,6 +31,7 @@ class LifecycleConfig(Config):
         default=5, ge=0, description="a seed younger than this many ticks cannot be pruned"
     )
     embargo_ticks: int = Field(default=5, ge=1, description="ticks a slot stays EMBARGOED")
+    allow_growth: bool = Field(default=True, description="whether a seed may ever be planted")
     allow_advance: bool = Field(default=True, description="whether ADVANCE is ever legal")
     allow_unfinished: bool = Field(
         default=False,

@@ -122,12 +122,12 @@ LEGAL_STAGES: dict[Op, frozenset[Stage]] = {
 
 
 @device_table
-def _legal_stage_table(allow_advance: bool) -> Tensor:
+def _legal_stage_table(allow_growth: bool, allow_advance: bool) -> Tensor:
     """Return True where a stage admits an op.  # [stages, ops]"""
     table = torch.zeros(STAGE_TABLE_SIZE, NUM_OPS, dtype=torch.bool)
+    allowed = {Op.GERMINATE: allow_growth, Op.ADVANCE: allow_advance}
     for op, stages in LEGAL_STAGES.items():
-        if op is not Op.ADVANCE or allow_advance:
-            table[:, op] = stage_table(stages)
+        table[:, op] = stage_table(stages) & allowed.get(op, True)
     return table
 
 
@@ -180,7 +180,8 @@ def legal_slots_by_op(
     if evidence is not None:
         for op, passes in open_gates(states, evidence, config.gates, uses_metrics).items():
             conditions[op] = conditions[op] & passes
-    by_stage = embedding(stage, _legal_stage_table(states.device, config.allow_advance))  # [N, S, ops]
+    table = _legal_stage_table(states.device, config.allow_growth, config.allow_advance)
+    by_stage = embedding(stage, table)  # [N, S, ops]
     # [N, S, ops]: the conditions of each op and the stages that admit it.
     legal = torch.stack([conditions[op] for op in Op], dim=2) & by_stage
     if steps_left is not None and not config.allow_unfinished:

@@ -75,7 +75,19 @@ class LearnerConfig(Config):
     imitate: int = Field(
         default=0,
         ge=0,
-        description="first rounds in which it learns to do what the rule of thumb does, at its own pace",
+        description="first rounds in which it learns to do what the rule of thumb does, at its own pace; "
+        "with episode.rates, what turned out to be best among plans for the learning rate",
+    )
+    plans: int = Field(
+        default=8,
+        ge=2,
+        description="imitate, with episode.rates: plans tried on the same network, data and first rate",
+    )
+    temperature: float = Field(
+        default=0.02,
+        gt=0,
+        description="imitate, with episode.rates: a plan that ends this much reward behind another counts "
+        "1/e of it",
     )
 
 
@@ -125,4 +137,10 @@ class PPOConfig(Config):
     )
     entropy_updates: int = Field(
         default=200, ge=1, description="updates over which the entropy coefficient moves"
+    )
+    entropy_floor: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="a head with less mean entropy than this, of 0 to 1, is pushed back with a weight of 1",
     )

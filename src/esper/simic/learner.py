@@ -9,15 +9,16 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import Actions, Op
+from esper.lifecycle.actions import Actions, Op, Rate
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from esper.simic.config import LearnerConfig, RewardConfig
 from esper.tamiyo.config import Conditions, TamiyoNetConfig
-from esper.tamiyo.controller import Controller, EpisodeInfo
+from esper.tamiyo.controller import Blocks, Controller, EpisodeInfo, as_list
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation, batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet
+from esper.tamiyo.rates import RatePlans
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule
 from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.streams import Stream, random_uniform
@@ -38,6 +39,8 @@ def make_policy(shape: TamiyoNetConfig, config: LearnerConfig, rates: bool = Fal
     with torch.no_grad():
         for op, bias in PATIENCE.items():
             network.op_head.bias[op] += config.patience * bias
+        if rates:  # a rate that falls cannot be raised again, so that an even first policy soon has no choice
+            network.rate_head.bias[Rate.KEEP], network.rate_head.bias[Rate.DECAY] = 1.0, -2.0
     return network
 
 
@@ -113,7 +116,9 @@ class Learner(LearnedController):
         self.name = name
         self.steps = steps
         self.reward = reward or RewardConfig()
-        self._teacher = PacedSchedule(BY_BUDGET)
+        self.teacher: Controller = PacedSchedule(BY_BUDGET)
+        if agent.policy.rates:
+            self.teacher = Blocks({f"plan {k}": RatePlans(k) for k in range(self.config.plans)})
         self._buffer: TamiyoRolloutBuffer | None = None  # of the episode that is being played
         self._shape = (0, 0)  # members and slots that the buffer is for
         self._learned: TamiyoRolloutBuffer | None = None  # of a whole round, where it was played in parts
@@ -130,6 +135,12 @@ class Learner(LearnedController):
         return buffer
 
     @property
+    def plans(self) -> int:
+        """Return how many plans the teacher of this round tries on the same members."""
+        taught = self.imitates and isinstance(self.teacher, Blocks)
+        return self.config.plans if taught else 1
+
+    @property
     def imitates(self) -> bool:
         """Whether a teacher acts in this round, and the policy learns to act alike."""
         return self.agent.updates < self.config.imitate
@@ -137,7 +148,7 @@ class Learner(LearnedController):
     def begin(self, info: EpisodeInfo) -> None:
         """Forget the last episode and its transitions."""
         if self.imitates:
-            self._teacher.begin(info)
+            self.teacher.begin(info)
         super().begin(replace(info, seed=crc32(f"{self.name} {info.seed}".encode())))
         self._owed = torch.zeros_like(info.members, dtype=torch.float32)  # [N] control rewards after the end
         self._finished_for = torch.zeros_like(info.members)  # steps since a member finished
@@ -152,7 +163,7 @@ class Learner(LearnedController):
         """Return one legal action per member: its own, or the teacher's."""
         actions = super().decide(observation, masks, step)
         if self.imitates and self._decided is not None:
-            actions = self._teacher.decide(observation, masks, step)
+            (actions,) = as_list(self.teacher.decide(observation, masks, step))
             taught = actions.columns() if self.agent.policy.rates else actions.choices
             self._decided = replace(self._decided, actions=taught)
         return actions
@@ -183,9 +194,14 @@ class Learner(LearnedController):
         self._decided = None
 
     def finish_episode(self) -> None:
-        """Charge the last steps with what the control runs earned after a member had finished."""
+        """Charge the last steps with what the control runs earned after a member had finished.
+
+        Rows that a drawn plan acted in are weighed by what the plan was worth.
+        """
         if self.reward.control_variate:
             self.buffer.add_to_last_reward(-self._owed)
+        if self.plans > 1:
+            self.buffer.weigh_blocks(self.plans, self.config.temperature)
 
     def export_rollout(self) -> dict[str, Tensor]:
         """Return copies of this episode's transitions, for `load_rollouts`."""

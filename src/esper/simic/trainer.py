@@ -77,17 +77,31 @@ class Trainer:
         control: dict[str, Controller] = {CONTROL: Static()} if self.has_control else {}
         self.blocks = Blocks(control | self.learners)
         self.shards, self.gather = shards, gather or Gather()
-        self.environments = [  # of each world, of each shard that this process holds
-            [
-                GrowthEnvironment(replace(world, members=self.blocks.members(ids)))
-                for ids in self._held_ids(world.members)
-            ]
-            for world in worlds
-        ]
+        # Of each world, of each shard that this process holds; and those of rounds in which plans are tried.
+        self.environments = self._make_environments(worlds, 1)
+        plans = max(learner.plans for learner in learners)
+        self._taught = self.environments if plans == 1 else self._make_environments(worlds, plans)
         self._check_room()
         self.rounds = rounds
         self.rounds_done = 0
         self.seconds = 0.0
+
+    def _make_environments(
+        self, worlds: Sequence[EnvironmentSpec], plans: int
+    ) -> list[list[GrowthEnvironment]]:
+        """Make the environments of all worlds; plans: how many rows of a block have the same member."""
+
+        def members(ids: Tensor) -> Tensor:
+            if len(ids) % plans:
+                raise UserError(
+                    f"learner.plans is {plans}, and a shard has {len(ids)} members; make it a divisor of them"
+                )
+            return self.blocks.members(ids[: len(ids) // plans].repeat(plans))
+
+        return [
+            [GrowthEnvironment(replace(world, members=members(ids))) for ids in self._held_ids(world.members)]
+            for world in worlds
+        ]
 
     def _check_room(self) -> None:
         """Raise UserError where an episode may have more steps than a learner can remember."""
@@ -116,7 +130,9 @@ class Trainer:
     def play_round(self) -> dict[str, Round]:
         """Play one episode of all blocks, then update every learner."""
         begun = time.perf_counter()
-        records = self._play_shards(self.environments[self.rounds_done % len(self.environments)])
+        taught = any(learner.plans > 1 for learner in self.learners.values())
+        environments = self._taught if taught else self.environments
+        records = self._play_shards(environments[self.rounds_done % len(environments)])
         # Every process updates from all shards, so that weights stay equal without being sent.
         updates = {
             name: learner.agent.update(learner.buffer, imitate=learner.imitates)

@@ -168,6 +168,10 @@ class PacedSchedule(Schedule):
 
     uses_metrics = True
 
+    def skip(self, where: Tensor) -> None:
+        """Leave out lines of some members, at the beginning of an episode.  # where [lines, N] bool"""
+        self._remaining *= ~where.unsqueeze(2)
+
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:  # type: ignore[override]
         """Return one legal action of each member."""
         lines, wanted = self._due(observation)

@@ -7,11 +7,21 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.tasks.task import HostSpec, Splits, TaskEntry, as_split, random_splits, register
+from esper.tasks.task import (
+    HostSpec,
+    Splits,
+    Task,
+    TaskEntry,
+    as_split,
+    build_task,
+    random_splits,
+    register,
+)
 
 TURNS = 3.0
 NOISE = 0.02  # deviation of the points from their spiral
 TEACHER_WIDTH = 8
+TABLES = 48  # tasks of `tables`
 TEACHER_GAIN = 2.0  # steep enough that classes have curved borders
 
 SPIRALS = TaskEntry(
@@ -53,6 +63,11 @@ def synthetic(seed: int) -> Splits:
     inputs = generator.standard_normal((sum(SYNTHETIC.sizes), *SYNTHETIC.input_shape))
     targets = _label(generator, inputs, SYNTHETIC.num_classes)
     return random_splits(as_split(inputs, targets), seed, *SYNTHETIC.sizes[1:])
+
+
+def tables(seed: int) -> list[Task]:
+    """Make tasks of one shape, each with a labelling network of its own: task=esper.tasks.synthetic:tables"""
+    return [build_task(SYNTHETIC, synthetic(TABLES * (seed + 1) + k)) for k in range(TABLES)]
 
 
 def _label(generator: np.random.Generator, inputs: NDArray[np.float64], classes: int) -> NDArray[np.int64]:

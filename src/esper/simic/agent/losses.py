@@ -63,7 +63,7 @@ def ppo_loss(
 ) -> LossTerms:
     """Compute clipped surrogate per head, value error and entropy.
 
-    imitate: the actions are a teacher's; their log-probability is raised, whatever they earned.
+    imitate: the actions are a teacher's; their log-probability is raised by the weights of the rows.
     """
     weight = head_weights(output.relevant, batch)
     readers = weight.sum((0, 1)).clamp(min=1)  # [H] steps that read each head
@@ -82,7 +82,7 @@ def ppo_loss(
     # L = min(r·A, clip(r, 1 − ε, 1 + ε)·A), for each head by its own ratio.
     clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
     earned = torch.minimum(ratio * advantage, clipped * advantage)
-    surrogate = output.log_prob if imitate else earned
+    surrogate = output.log_prob * batch.weights.view(-1, 1, 1) if imitate else earned
     policy_loss = -(sum_heads(surrogate) / acting).sum()
 
     # ½ (V − R)², both in units of the value normalizer.
@@ -90,6 +90,9 @@ def ppo_loss(
     entropy = sum_heads(output.entropy)  # [H]
     outside = ((ratio.detach() - 1).abs() > config.clip).float()
     entropy_bonus = entropy_coefficient * (entropy / acting).sum()
+    if config.entropy_floor:
+        missing = (config.entropy_floor - entropy / readers).clamp(min=0.0)  # [H]
+        entropy_bonus = entropy_bonus - (missing * weight.any(1).any(0)).sum()
     return LossTerms(
         loss=policy_loss + config.value_coefficient * value_loss - entropy_bonus,
         policy_loss=policy_loss.detach(),

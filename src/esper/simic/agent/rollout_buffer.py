@@ -39,6 +39,7 @@ class Sequences:
     valid: Tensor  # [N, T] bool
     advantages: Tensor  # [N, T]
     returns: Tensor  # [N, T]
+    weights: Tensor  # [N] how much each row counts in imitation
 
 
 class TamiyoRolloutBuffer:
@@ -78,6 +79,7 @@ class TamiyoRolloutBuffer:
         self.step_counts = torch.zeros(num_members, dtype=torch.long, device=self.device)
         self.advantages = torch.zeros(num_members, horizon, device=self.device)
         self.returns = torch.zeros(num_members, horizon, device=self.device)
+        self.weights = torch.ones(num_members, device=self.device)
         self._open_rows = torch.zeros_like(self._everyone)  # [N] rows that GAE found without an end
         self._scattered = Graphed(self._scatter, pool)
         self._columns = 0  # no row is longer than this
@@ -92,6 +94,7 @@ class TamiyoRolloutBuffer:
         """Forget everything."""
         own = [self.step_counts, self.advantages, self.returns]
         torch._foreach_zero_([*own, *self._storage.values()])
+        self.weights.fill_(1.0)
         self._columns, self._even = 0, True
 
     @torch.no_grad()
@@ -134,6 +137,16 @@ class TamiyoRolloutBuffer:
         self._steps.reward.scatter_add_(1, last, owed.unsqueeze(1))
 
     @torch.no_grad()
+    def weigh_blocks(self, blocks: int, temperature: float) -> None:
+        """Weigh the rows of equal blocks, whose k-th rows began alike, by what they earned in the end.
+
+        The k-th rows of all blocks share a weight of `blocks` by the softmax of their sums of rewards.
+        """
+        # Rewards of steps that were never written are 0.
+        earned = self._steps.reward.sum(1).view(blocks, -1)  # [blocks, N / blocks]
+        self.weights.copy_((blocks * (earned / temperature).softmax(0)).flatten())
+
+    @torch.no_grad()
     def compute_advantages_and_returns(
         self, gamma: float, lam: float, bootstrap_values: Tensor | None = None
     ) -> None:
@@ -165,12 +178,14 @@ class TamiyoRolloutBuffer:
             valid=self.valid_mask[:, :columns],
             advantages=self.advantages[:, :columns],
             returns=self.returns[:, :columns],
+            weights=self.weights,
         )
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the rollout by name, for `concatenate`: views, without columns that no row has reached."""
         steps = tensors_of(self.get_batched_sequences().steps)
-        return {f"steps.{name}": value for name, value in steps.items()} | {"step_counts": self.step_counts}
+        own = {"step_counts": self.step_counts, "weights": self.weights}
+        return {f"steps.{name}": value for name, value in steps.items()} | own
 
     def concatenate(self, parts: Sequence[Mapping[str, Tensor]]) -> TamiyoRolloutBuffer:
         """Build a buffer like this one with the rows of several, one below the other.
@@ -188,6 +203,7 @@ class TamiyoRolloutBuffer:
                 stored[rows, : given.shape[1]] = given.to(self.device)
                 whole._columns = max(whole._columns, given.shape[1])
             whole.step_counts[rows] = part["step_counts"].to(self.device)
+            whole.weights[rows] = part["weights"].to(self.device)
             first = rows.stop
         whole._even = False
         return whole

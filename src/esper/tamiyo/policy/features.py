@@ -85,12 +85,7 @@ BUDGET_SCALE = math.log1p(1000.0)  # steps of a generous budget
 ROOM_SCALE = math.log1p(8.0)
 CLOCK_SCALE = math.log1p(150.0)  # ticks of a long episode
 RAMP_SCALE = float(max(*TEMPO_TICKS.values(), *SPEED_TICKS.values()))  # ticks of the longest ramp
-CHANCE_SCALE = 4.0  # ln of a loss 55 times that of chance, or a 55th of it
-OCTAVES = math.log(MOST_SCALE)
-PASSES_SCALE = math.log1p(1000.0)
-SAMPLES_SCALE = math.log1p(1e6)
-UPDATES_SCALE = math.log1p(1e5)
-CLASSES_SCALE = math.log(1000.0)
+COUNT_SCALE = math.log1p(1e6)  # samples, minibatches
 FRESHNESS_DECAY = 0.995  # per tick since the measurement
 SHARED_STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 
@@ -258,23 +253,23 @@ BASE_COLUMNS = _in_layout_order(
 # Behind the base columns, for a policy that sets the learning rate.
 RATE_COLUMNS = _in_layout_order(
     _signed("rate", "rate", "ln(learning rate / the recipe's)", lambda s: s.training.scale.log(),
-            divisor=OCTAVES),
+            divisor=math.log(MOST_SCALE)),
     Column("rate_falls", "rate", "1 where the rate falls to 0", lambda s: s.training.falling),
     _signed("training_loss", "rate", "ln(training loss / loss of chance)",
-            lambda s: (s.training.loss / s.training.chance_loss).log(), divisor=CHANCE_SCALE),
+            lambda s: (s.training.loss / s.training.chance_loss).log(), divisor=RATIO_SCALE),
     _signed("training_slope", "rate", "ln(training loss / that of the epoch before)",
             lambda s: (s.training.loss / s.training.previous_loss).log()),
     _signed("gap", "rate", "ln(validation loss / training loss)",
-            lambda s: (s.observation.val_loss / s.training.loss).log(), divisor=CHANCE_SCALE),
+            lambda s: (s.observation.val_loss / s.training.loss).log(), divisor=RATIO_SCALE),
     _signed("loss_over_chance", "rate", "ln(validation loss / loss of chance)",
-            lambda s: (s.observation.val_loss / s.training.chance_loss).log(), divisor=CHANCE_SCALE),
+            lambda s: (s.observation.val_loss / s.training.chance_loss).log(), divisor=RATIO_SCALE),
     Column("passes", "rate", "ln(1 + passes over the training data)", lambda s: s.training.passes.log1p(),
-           divisor=PASSES_SCALE),
+           divisor=BUDGET_SCALE),
     Column("samples", "rate", "ln(1 + samples to train on)", lambda s: s.training.samples.log1p(),
-           divisor=SAMPLES_SCALE),
+           divisor=COUNT_SCALE),
     Column("updates", "rate", "ln(1 + minibatches that the budget pays for)",
-           lambda s: s.training.updates.log1p(), divisor=UPDATES_SCALE),
-    Column("classes", "rate", "ln(classes)", lambda s: s.training.chance_loss, divisor=CLASSES_SCALE),
+           lambda s: s.training.updates.log1p(), divisor=COUNT_SCALE),
+    Column("classes", "rate", "ln(classes)", lambda s: s.training.chance_loss, divisor=LOSS_SCALE),
 )  # fmt: skip
 
 SLOT_COLUMNS = _in_layout_order(

@@ -258,8 +258,8 @@ class TamiyoNet(nn.Module):
             logits.append(self.rate_head(seen.memory).unsqueeze(-2))  # [N, T, 1, rates]
             legal.append(_rate_mask(masks).unsqueeze(-2))
             choices.append(choose(slice(RATE_HEAD, RATE_HEAD + 1), logits[-1], legal[-1]))
-            # Whatever the op is, the rate is read.
-            relevant = torch.cat((relevant, torch.ones_like(relevant[..., :1])), dim=-1)
+            # Whatever the op is, the rate is read where there is more than KEEP to choose.
+            relevant = torch.cat((relevant, legal[-1].sum(-1) > 1), dim=-1)
 
         # A head that the op does not read has action 0, log-probability 0 and entropy 0.
         chosen = torch.cat(choices, dim=-1) * relevant

@@ -1,0 +1,186 @@
+"""Does a controller that sets the learning rate win? Trained as in `esper demo`, judged on fresh tasks.
+
+    python -m studies.rates --trainings 5 --out FILE      about two minutes for each training on an idle core
+    python -m studies.rates --read FILE                   the table
+
+Each training has tasks and a seed of its own, and each is judged on 48 other tasks with networks of another
+seed. All networks of a task begin with the same weights and the same learning rate, drawn from a range of a
+factor of 100, and spend the same FLOPs; whoever reads validations pays for them. Opponents are the same
+networks left alone, a reactive rule whose two parameters were tuned on the first training's tasks, and, which
+nobody can have in one run, networks whose first rate is the best for those tasks. A line of JSON for each
+training goes to --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from esper.builders import LEARNER, make_specs, make_trainer
+from esper.config import RunConfig, load_config
+from esper.lifecycle.actions import Actions
+from esper.runs.console import interval
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.simic.learner import LearnedController
+from esper.simic.rollout import evaluate_test, play
+from esper.tamiyo.controller import Blocks, Controller
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.rates import ReactiveRate
+from esper.tamiyo.scripted import Static
+from esper.utils.statistics import mean_interval
+from studies import command_line
+
+FRESH = 10_000  # from here on: seeds of tasks and networks that nothing was trained or tuned on
+TASKS = 48  # judged on, for each training
+FALLS, WINDOWS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5), (1, 2, 4)  # of the reactive rule
+SCALES = tuple(2.0**k for k in range(-3, 6))  # of the recipe's rate, for networks whose rate was tuned
+TUNED = "static, best first rate"
+CONTROLLER, SUPERVISED = "controller", "supervised start alone"
+OPPONENTS = ("static", "reactive rule", f"{CONTROLLER} that never grows", SUPERVISED, TUNED)
+
+
+class NeverGrows(Controller):
+    """A learned controller whose choices of growth are left out."""
+
+    uses_metrics = True
+
+    def __init__(self, controller: LearnedController) -> None:
+        self._controller = controller
+        self.begin = controller.begin  # type: ignore[method-assign]
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        rate = self._controller.decide(observation, masks, step).rate
+        return Actions(Actions.wait(observation.num_members).choices, rate)
+
+
+def test_accuracy(spec: EnvironmentSpec, arms: Mapping[str, Controller]) -> dict[str, list[float]]:
+    """Play an episode of every arm as one program; return the test accuracy of its networks in points."""
+    blocks = Blocks(arms)
+    environment = GrowthEnvironment(replace(spec, members=blocks.members(spec.members)))
+    play(environment, blocks, 0)
+    accuracy = 100.0 * evaluate_test(environment).accuracy
+    spans = blocks.spans(environment.num_members)
+    return {name: np.round(accuracy[span], 3).tolist() for name, span in spans.items()}
+
+
+def spec_of(config: RunConfig, seed: int) -> EnvironmentSpec:
+    """Return the environment of the tasks of a seed, with a network for each."""
+    changed = config.model_copy(update={"task_seed": seed, "seed": seed, "members": TASKS})
+    return make_specs(changed, torch.device("cpu"))[0]
+
+
+def tune(config: RunConfig) -> tuple[tuple[float, int], float]:
+    """Choose the parameters of the rule and the best first rate on the tasks of the first training."""
+    spec = spec_of(config, 0)
+    rules = {(fall, window): ReactiveRate(fall, window) for fall in FALLS for window in WINDOWS}
+    found = test_accuracy(spec, {str(key): rule for key, rule in rules.items()})
+    rule = max(rules, key=lambda key: float(np.mean(found[str(key)])))
+    rates = {
+        scale: float(np.mean(test_accuracy(at_rate(spec, scale), {"": Static()})[""])) for scale in SCALES
+    }
+    return rule, max(rates, key=lambda scale: rates[scale])
+
+
+def at_rate(spec: EnvironmentSpec, scale: float) -> EnvironmentSpec:
+    """Return the same environment with one first rate for all."""
+    episode = spec.episode.model_copy(update={"rate_span": 1.0})
+    return replace(spec, episode=episode, rate_scale=(scale,) * len(spec.members))
+
+
+def judge_training(config: RunConfig, training: int, rule: tuple[float, int], scale: float) -> dict[str, Any]:
+    """Train a controller with the tasks and the seed of a training, and judge it on fresh ones."""
+    own = config.model_copy(update={"seed": training, "task_seed": training})
+    began, trainer = time.perf_counter(), make_trainer(own, torch.device("cpu"))
+    agent, rounds = trainer.learners[LEARNER].agent, []
+    supervised = copy.deepcopy(agent.policy.state_dict())
+    for done in trainer.run():
+        update, summary = done[LEARNER].update, done[LEARNER].summary
+        rounds.append([round(summary.accuracy_mean, 4), round(update.head_entropy["rate"], 3)])
+        if trainer.rounds_done == config.learner.imitate:
+            supervised = copy.deepcopy(agent.policy.state_dict())
+    seconds = time.perf_counter() - began
+    spec, greedy = spec_of(config, FRESH + training), LearnedController(agent, deterministic=True)
+    accuracy = test_accuracy(
+        spec, {"static": Static(), "reactive rule": ReactiveRate(*rule), CONTROLLER: greedy}
+    )
+    accuracy |= test_accuracy(spec, {f"{CONTROLLER} that never grows": NeverGrows(greedy)})
+    accuracy |= test_accuracy(spec, {f"{CONTROLLER}, sampled": LearnedController(agent)})
+    accuracy |= test_accuracy(at_rate(spec, scale), {TUNED: Static()})
+    agent.policy.load_state_dict(supervised)
+    accuracy |= test_accuracy(spec, {SUPERVISED: greedy})
+    return {
+        "training": training,
+        "seconds": round(seconds, 1),
+        "rule": rule,
+        "scale": scale,
+        "rounds": rounds,
+        "accuracy": accuracy,
+    }
+
+
+def report(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the tables: the mean of each arm, and the controller minus each opponent, in points."""
+    arms = list(records[0]["accuracy"])
+    lines = ["| arm | test accuracy |", "|---|---:|"]
+    for arm in arms:
+        lines.append(f"| {arm} | {np.mean([record['accuracy'][arm] for record in records]):.2f} |")
+    trainings = " | ".join(str(record["training"]) for record in records)
+    lines += [
+        "",
+        f"| controller minus | mean over trainings, 95 % interval | training {trainings} |",
+        "|---|---:|" + "---:|" * len(records),
+    ]
+    for arm in OPPONENTS:
+        pairs = [np.subtract(r["accuracy"][CONTROLLER], r["accuracy"][arm]) for r in records]
+        each = [mean_interval(pair.tolist()) for pair in pairs]  # over the tasks of a training
+        # Trainings are the unit: the tasks of one share a policy.
+        mean, half = mean_interval([mean for mean, _ in each])
+        cells = " | ".join(interval(*one, "+.2f") for one in each)
+        lines.append(f"| {arm} | {interval(mean, half, '+.2f')} | {cells} |")
+    seconds = np.mean([record["seconds"] for record in records])
+    first = records[0]
+    lines.append(
+        f"\n{len(records)} trainings of {seconds:.0f} s, {TASKS} fresh tasks each; rule: fall "
+        f"{first['rule'][0]:g} over {first['rule'][1]} epochs; best first rate: {first['scale']:g} times the "
+        "recipe's."
+    )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train and judge, or print the table of files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--trainings", type=command_line.positive, default=5)
+    parser.add_argument("--out", type=Path, help="a file that gets a line of JSON for each training")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], help="a setting, as in esper")
+    parser.add_argument("--read", type=Path, help="a file to report on")
+    given = parser.parse_args(arguments)
+    if given.read:
+        print(report([json.loads(line) for line in given.read.read_text().splitlines()]))
+        return
+    if given.out is None:
+        parser.error("give --out to train, or --read to report")
+    torch.set_num_threads(1)
+    config = load_config(preset="demo", overrides=given.overrides)
+    rule, scale = tune(config)
+    records = []
+    for training in range(given.trainings):
+        records.append(judge_training(config, training, rule, scale))
+        with given.out.open("a") as file:
+            file.write(json.dumps(records[-1]) + "\n")
+        print(f"training {training}: {records[-1]['seconds']:.0f} s", flush=True)
+    print(report(records))
+
+
+if __name__ == "__main__":
+    command_line.run(main)
