@@ -47,7 +47,8 @@ def test_a_demo_is_completed_and_says_what_came_out(
     assert all(len(arm.curve) == demo_networks.POINTS for arm in results.controllers)
     output = capsys.readouterr().out
     assert output.index(results.verdicts[0]) < output.index("report.html")
-    assert re.search(r"on \d+ fresh ones the controller reaches [-+\d.]+", output)
+    assert re.search(r"the same ones left alone: [-+][\d.]+ ± [\d.]+ points .* on \d+ fresh tables", output)
+    assert re.search(r"a simple rule .*: [-+][\d.]+ ± [\d.]+ points", output)
     page = (out / "report.html").read_text(encoding="utf-8")
     assert '"sentences":["' + results.verdicts[0].split(":")[0] in page, "the report opens with the verdict"
     assert cli.run(["resume", str(out)]) == 0

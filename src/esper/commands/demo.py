@@ -9,11 +9,11 @@ import typer
 from esper.commands import common
 
 if TYPE_CHECKING:
-    from esper.runs.schema import RoundSummary
+    from esper.runs.schema import ControllerResult, RoundSummary
     from esper.training import TrainingRun
 
 USUAL_NETWORKS = 4
-FRESH = 16  # networks that the trained controller is tried on
+FRESH = 48  # networks that the trained controller is tried on, each on a table of its own
 
 
 def demo(
@@ -26,7 +26,7 @@ def demo(
     """See in two minutes what growing does: the same network, for less compute.
 
     Trains small language models plainly, with half of their layers, and grown into, at equal compute. Then
-    trains a controller that decides when and where small networks grow. Writes a report of both. Ctrl-C is
+    trains a controller that sets the learning rate of small networks. Writes a report of both. Ctrl-C is
     safe: 'esper resume' completes the demo.
     """
     settings = common.resolve_settings(None, "demo", overrides)
@@ -40,7 +40,6 @@ def demo(
 def finish(run: TrainingRun) -> int:
     """Do what is left of a demo, write its report, print what came out, and return the exit code."""
     from esper.commands.demo_networks import ARMS, compare_networks, train_networks
-    from esper.runs.console import learning_in_words
     from esper.runs.run_folder import RunFolder
     from esper.watch.report import write_report
 
@@ -53,7 +52,10 @@ def finish(run: TrainingRun) -> int:
     with common.resume_hint(run.folder), common.step_progress(total, "   training networks:") as advance:
         train_networks(path, networks, advance)
     rounds = run.config.rounds
-    typer.echo("2. A controller learns by trial when and where small networks should grow.")
+    typer.echo(
+        "2. A controller learns to set the learning rate while a small network trains. Every network begins\n"
+        "   with a random rate: nobody knows the right one beforehand."
+    )
 
     def show(done: RoundSummary) -> None:
         left = f"about {done.seconds_left:.0f} s left"
@@ -62,19 +64,18 @@ def finish(run: TrainingRun) -> int:
     if code := common.run_training(run, report=False, show=show):
         return code
     with RunFolder.open(path) as folder, common.resume_hint(folder):
-        comparison = compare_networks(path, networks, [try_controller(run)])
+        comparison = compare_networks(path, networks, try_controller(run))
         folder.write(comparison)
         page = write_report(folder)
-        learned = learning_in_words(folder.metrics_file)
     typer.echo("\nWhat came out:")
-    for sentence in (*comparison.verdicts, *comparison.remarks, learned):
+    for sentence in (*comparison.verdicts, *comparison.remarks):
         typer.echo(f"- {sentence}")
     typer.echo(f"\nFigures and curves: open {page} in a browser.")
     return 0
 
 
-def try_controller(run: TrainingRun) -> str:
-    """Let the trained controller grow fresh networks, and say how they compare with ones that do not grow."""
+def try_controller(run: TrainingRun) -> list[str]:
+    """Let the trained controller set the rate of fresh networks; say how they do beside those left alone."""
     from esper.builders import LEARNER
     from esper.comparing import compare, prepare
     from esper.controllers import arms_of
@@ -83,20 +84,26 @@ def try_controller(run: TrainingRun) -> str:
     from esper.utils.devices import cpu_threads
     from esper.utils.statistics import paired_interval
 
-    arms = {
-        **arms_of("static", run.config),
-        "controller": LearnedController(run.trainer.learners[LEARNER].agent),
-    }
-    environment, arms, _ = prepare(run.config.model_copy(update={"members": FRESH}), arms)
-    with cpu_threads(run.config.threads):
-        static, grown = (each.result().test_accuracy for each in compare(environment, arms))
-    mean, half = paired_interval(grown, static)
-    points = interval(100 * mean, 100 * half, "+.1f")
-    sizes = [line["parameter_ratio_mean"] for line in run.folder.metrics_file]
-    learned = "less" if sizes[-1] < sizes[0] else "more"
-    worth = "does not pay" if mean + half < 0 else "pays" if mean - half > 0 else "makes no difference"
-    return (
-        f"On these networks growth {worth}: on {FRESH} fresh ones the controller reaches {points} points of "
-        f"test accuracy against no growth, at equal compute. It learned to grow {learned}: to {sizes[0]:.2f} "
-        f"times the size in the first round, {sizes[-1]:.2f} in the last."
-    )
+    config = run.config
+    agent = run.trainer.learners[LEARNER].agent
+    arms = {**arms_of("static,reactive", config), "controller": LearnedController(agent, deterministic=True)}
+    # Tables of another seed: nothing was trained on them.
+    fresh = config.model_copy(update={"members": FRESH, "task_seed": config.task_seed + 1})
+    environment, arms, _ = prepare(fresh, arms)
+    with cpu_threads(config.threads):
+        alone, rule, led = (each.result() for each in compare(environment, arms))
+
+    def beside(other: ControllerResult) -> tuple[str, str]:
+        mean, half = paired_interval(led.test_accuracy, other.test_accuracy)
+        word = "behind" if mean + half < 0 else "ahead of" if mean - half > 0 else "not clearly apart from"
+        return word, f"{interval(100 * mean, 100 * half, '+.1f')} points of test accuracy"
+
+    (word, points), (rule_word, rule_points) = beside(alone), beside(rule)
+    least, most = (config.population.host_lr * config.episode.rate_span**power for power in (-0.5, 0.5))
+    size = sum(led.parameters) / sum(alone.parameters)
+    return [
+        f"With a controller that sets the learning rate, networks are {word} the same ones left alone: "
+        f"{points} on {FRESH} fresh tables, at equal compute. All began with rates of {least:g} to {most:g}.",
+        f"It is {rule_word} a simple rule that doubles the rate while progress is slow: {rule_points}. It "
+        f"may grow the networks too, and left them at {size:.2f} times their size.",
+    ]

@@ -109,7 +109,7 @@ def outcome(folder: RunFolder) -> dict[str, Any]:
     sentences = [] if network is None else [_network_verdict(network)]
     if results is not None:
         sentences += [*comparison_verdicts(results), *map(_sentence, results.remarks)]
-    if folder.kind in TRAINING_KINDS and state(folder.path) == "finished":
+    if results is None and folder.kind in TRAINING_KINDS and state(folder.path) == "finished":
         sentences.append(learning_in_words(folder.metrics_file))
     return _outcome(sentences, grew)
 
