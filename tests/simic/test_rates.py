@@ -271,8 +271,8 @@ def test_plans_are_weighed_by_what_they_earn_on_the_same_member() -> None:
             for row, power in zip(rows, powers, strict=True):
                 assert float(buffer.weights[row]) == pytest.approx(2 * power / sum(powers), rel=1e-3)
     assert not torch.equal(buffer.weights, torch.ones(8))
-    with pytest.raises(ValueError, match=r"learner.plans is 3, and a shard has 4 members"):
-        trainer("learner.plans=3")
+    uneven = trainer("learner.plans=3")
+    assert uneven.play_round()["agent"].record.members.tolist() == [0, 0, 0, 0]
 
 
 def test_an_old_controller_keeps_its_layout_and_its_conditions() -> None:

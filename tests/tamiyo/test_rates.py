@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -84,11 +85,11 @@ def test_a_rule_keeps_what_is_not_legal_and_refuses_bad_settings() -> None:
         ReactiveRate(0.1, 5)
 
 
-def played(number: int, members: int = 24) -> tuple[GrowthEnvironment, torch.Tensor, RatePlans]:
+def played(members: Sequence[int]) -> tuple[GrowthEnvironment, torch.Tensor, RatePlans]:
     """An episode of drawn plans, with what they asked for.  # choices and rate [T, N, heads + 1]"""
     episode = EpisodeConfig(steps=16, clock="steps", rates=True, rate_span=100.0)
-    environment = GrowthEnvironment(replace(make_residual(range(members), 16).spec, episode=episode))
-    plans, asked, observation = RatePlans(number), [], environment.reset(3)
+    environment = GrowthEnvironment(replace(make_residual(members, 16).spec, episode=episode))
+    plans, asked, observation = RatePlans(), [], environment.reset(3)
     plans.begin(EpisodeInfo(environment.members, environment.num_slots, 5, environment.device, 3))
     while not environment.done:
         masks = environment.masks()
@@ -104,7 +105,7 @@ def played(number: int, members: int = 24) -> tuple[GrowthEnvironment, torch.Ten
 
 
 def test_plans_lead_to_their_target_then_decay_and_sometimes_grow() -> None:
-    environment, asked, plans = played(0)
+    environment, asked, plans = played(range(24))
     rates = environment.state.rates
     assert rates is not None
     octaves = (plans._target / rates.scale).log2()
@@ -114,9 +115,9 @@ def test_plans_lead_to_their_target_then_decay_and_sometimes_grow() -> None:
     grown = (asked[..., Head.OP] == Op.GERMINATE).any(0)
     assert grown.any()
     assert not grown.all()
-    again, other = played(0)[1], played(1)[1]
-    assert torch.equal(again, asked)
-    assert not torch.equal(other, asked)
+    environment, asked, plans = played([4] * 6)
+    assert torch.equal(played([4] * 6)[1], asked)
+    assert len(set(plans._target.tolist())) == 6, "a plan for each row of one member"
 
 
 @settings(deadline=None, max_examples=20)

@@ -16,8 +16,7 @@ from esper.utils.devices import lookup
 from esper.utils.rows import RowRecord
 
 LEAST_SCALE, MOST_SCALE = 2.0**-7, 2.0**7  # of the recipe's rate: beyond, nothing was ever worth training
-RATE_FACTOR = {Rate.KEEP: 1.0, Rate.DOUBLE: 2.0, Rate.HALVE: 0.5, Rate.DECAY: 1.0}
-_factor = lookup([RATE_FACTOR[rate] for rate in Rate])
+_factor = lookup([{Rate.DOUBLE: 2.0, Rate.HALVE: 0.5}.get(rate, 1.0) for rate in Rate])
 
 
 @dataclass(frozen=True)

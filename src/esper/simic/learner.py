@@ -14,7 +14,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from esper.simic.config import LearnerConfig, RewardConfig
 from esper.tamiyo.config import Conditions, TamiyoNetConfig
-from esper.tamiyo.controller import Blocks, Controller, EpisodeInfo, as_list
+from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation, batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet
@@ -116,9 +116,7 @@ class Learner(LearnedController):
         self.name = name
         self.steps = steps
         self.reward = reward or RewardConfig()
-        self.teacher: Controller = PacedSchedule(BY_BUDGET)
-        if agent.policy.rates:
-            self.teacher = Blocks({f"plan {k}": RatePlans(k) for k in range(self.config.plans)})
+        self._teacher = RatePlans() if agent.policy.rates else PacedSchedule(BY_BUDGET)
         self._buffer: TamiyoRolloutBuffer | None = None  # of the episode that is being played
         self._shape = (0, 0)  # members and slots that the buffer is for
         self._learned: TamiyoRolloutBuffer | None = None  # of a whole round, where it was played in parts
@@ -136,9 +134,8 @@ class Learner(LearnedController):
 
     @property
     def plans(self) -> int:
-        """Return how many plans the teacher of this round tries on the same members."""
-        taught = self.imitates and isinstance(self.teacher, Blocks)
-        return self.config.plans if taught else 1
+        """Return how many plans the teacher of this round tries on the same member."""
+        return self.config.plans if self.imitates and self.agent.policy.rates else 1
 
     @property
     def imitates(self) -> bool:
@@ -148,7 +145,7 @@ class Learner(LearnedController):
     def begin(self, info: EpisodeInfo) -> None:
         """Forget the last episode and its transitions."""
         if self.imitates:
-            self.teacher.begin(info)
+            self._teacher.begin(info)
         super().begin(replace(info, seed=crc32(f"{self.name} {info.seed}".encode())))
         self._owed = torch.zeros_like(info.members, dtype=torch.float32)  # [N] control rewards after the end
         self._finished_for = torch.zeros_like(info.members)  # steps since a member finished
@@ -163,7 +160,7 @@ class Learner(LearnedController):
         """Return one legal action per member: its own, or the teacher's."""
         actions = super().decide(observation, masks, step)
         if self.imitates and self._decided is not None:
-            (actions,) = as_list(self.teacher.decide(observation, masks, step))
+            actions = self._teacher.decide(observation, masks, step)
             taught = actions.columns() if self.agent.policy.rates else actions.choices
             self._decided = replace(self._decided, actions=taught)
         return actions
@@ -201,7 +198,7 @@ class Learner(LearnedController):
         if self.reward.control_variate:
             self.buffer.add_to_last_reward(-self._owed)
         if self.plans > 1:
-            self.buffer.weigh_blocks(self.plans, self.config.temperature)
+            self.buffer.weigh_rows(self._info.members, self.config.temperature)
 
     def export_rollout(self) -> dict[str, Tensor]:
         """Return copies of this episode's transitions, for `load_rollouts`."""

@@ -91,15 +91,13 @@ class Trainer:
     ) -> list[list[GrowthEnvironment]]:
         """Make the environments of all worlds; plans: how many rows of a block have the same member."""
 
-        def members(ids: Tensor) -> Tensor:
-            if len(ids) % plans:
-                raise UserError(
-                    f"learner.plans is {plans}, and a shard has {len(ids)} members; make it a divisor of them"
-                )
-            return self.blocks.members(ids[: len(ids) // plans].repeat(plans))
+        def environment(world: EnvironmentSpec, shard: range) -> GrowthEnvironment:
+            different = max(1, len(shard) // plans)
+            ids = world.members[shard.start + torch.arange(len(shard)) % different]
+            return GrowthEnvironment(replace(world, members=self.blocks.members(ids)))
 
         return [
-            [GrowthEnvironment(replace(world, members=members(ids))) for ids in self._held_ids(world.members)]
+            [environment(world, s) for s in held_shards(len(world.members), self.shards, self.gather)]
             for world in worlds
         ]
 
@@ -112,10 +110,6 @@ class Trainer:
                 f"episode.flops pays for {most:,} steps of the bare host, and a learner keeps {room:,}; set "
                 f"episode.steps to {most:,}, or give fewer FLOPs"
             )
-
-    def _held_ids(self, members: Tensor) -> list[Tensor]:
-        """Return the ids of each shard that this process holds.  # [n] → [n / shards] each"""
-        return [members[s.start : s.stop] for s in held_shards(len(members), self.shards, self.gather)]
 
     @property
     def environment(self) -> GrowthEnvironment:

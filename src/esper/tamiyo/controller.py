@@ -65,11 +65,6 @@ class Controller(Protocol):
         return None
 
 
-def as_list(decided: Actions | list[Actions]) -> list[Actions]:
-    """Return the actions of one step in their order."""
-    return [decided] if isinstance(decided, Actions) else decided
-
-
 class Blocks(Controller):
     """Block k of the members is decided for by controller k.
 
@@ -122,7 +117,7 @@ class Blocks(Controller):
             controller.decide(observation[span], masks[span], step)
             for controller, span in zip(self.controllers.values(), self._spans.values(), strict=True)
         ]
-        lists = [as_list(one) for one in decided]
+        lists = [[one] if isinstance(one, Actions) else one for one in decided]
         longest = max(len(actions) for actions in lists)
         # Blocks with shorter lists wait, so that all blocks run as one program.
         waits = [Actions.wait(len(actions[0]), observation.slots.device) for actions in lists]

@@ -66,19 +66,20 @@ SPAN = 100.0  # of the rates that plans lead to, around the recipe's
 class RatePlans(Controller):
     """A drawn plan for every member: bring the rate to a target, decay, and perhaps grow.
 
-    Two with different numbers draw different plans for the same members. What a plan is worth is known at
-    the end alone, and `Learner` weighs what it imitates by that.
+    Rows with the same member have different plans. What a plan is worth is known at the end alone, and
+    `Learner` weighs what it imitates by that.
     """
 
     uses_metrics = True
 
-    def __init__(self, number: int = 0):
-        self.number = number
+    def __init__(self) -> None:
         self._growth = PacedSchedule(GROWTH)
 
     def begin(self, info: EpisodeInfo) -> None:
         """Draw a plan for every member."""
-        draws = random_uniform(info.seed, info.members, Stream.CONTROL, info.counter(self.number), 4)
+        # A counter for each row of an episode, so that equal members draw apart.
+        rows = info.counter(0) + torch.arange(info.num_members, device=info.device)
+        draws = random_uniform(info.seed, info.members, Stream.CONTROL, rows, 4)
         self._target = ((draws[:, 0] - 0.5) * math.log(SPAN)).exp()
         self._decay = torch.tensor(DECAYS, device=info.device)[(draws[:, 1] * len(DECAYS)).long()]
         self._growth.begin(info)

@@ -137,14 +137,13 @@ class TamiyoRolloutBuffer:
         self._steps.reward.scatter_add_(1, last, owed.unsqueeze(1))
 
     @torch.no_grad()
-    def weigh_blocks(self, blocks: int, temperature: float) -> None:
-        """Weigh the rows of equal blocks, whose k-th rows began alike, by what they earned in the end.
-
-        The k-th rows of all blocks share a weight of `blocks` by the softmax of their sums of rewards.
-        """
+    def weigh_rows(self, members: Tensor, temperature: float) -> None:
+        """Weigh the rows of each member by the softmax of what they earned, to a mean of 1.  # members [N]"""
+        own = members.unsqueeze(1) == members  # [N, N]
         # Rewards of steps that were never written are 0.
-        earned = self._steps.reward.sum(1).view(blocks, -1)  # [blocks, N / blocks]
-        self.weights.copy_((blocks * (earned / temperature).softmax(0)).flatten())
+        earned = self._steps.reward.sum(1) / temperature
+        shares = torch.where(own, earned, -torch.inf).softmax(1)
+        self.weights.copy_(shares.diagonal() * own.sum(1))
 
     @torch.no_grad()
     def compute_advantages_and_returns(
