@@ -26,7 +26,7 @@ INTERRUPTED = 130  # the exit code of a command that was ended with Ctrl-C
 FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line of progress and between two lines
 
 CONTROLLER_HELP = (
-    "static, heuristic, random, schedule, tamiyo (the trained one that ships with esper), a run folder, a "
+    "static, heuristic, random, reactive, schedule, tamiyo (the trained one that ships with esper), a run folder, a "
     "checkpoint or MODULE:FUNCTION; 'esper controllers' describes them"
 )
 

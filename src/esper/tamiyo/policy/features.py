@@ -12,7 +12,8 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -41,11 +42,6 @@ class TrainingObservation(RowRecord):
     passes: Tensor  # over the training data so far
     samples: Tensor  # to train on
     updates: Tensor  # minibatches of the bare host that the whole budget pays for
-
-    @staticmethod
-    def unmeasured(num_members: int, device: torch.device) -> TrainingObservation:
-        """Return what is seen where the rate is not the controller's to set: nothing."""
-        return TrainingObservation(*torch.full((8, num_members), math.nan, device=device))
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,6 @@ class FeatureInputs:
     evidence: SlotEvidence  # of the observation
     occupied: Tensor  # [N, S] bool
     ticks_left: Tensor  # [N, S] int64: of the ramp under way, 0 at rest
-    training: TrainingObservation  # of the observation, NaN where it has none
 
     @staticmethod
     def of(observation: Observation) -> FeatureInputs:
@@ -110,11 +105,15 @@ class FeatureInputs:
         slots = observation.slots
         moving = slots.alpha_mode != AlphaMode.HOLD
         ticks_left = (slots.alpha_steps_total - slots.alpha_steps_done) * moving
-        nothing = TrainingObservation.unmeasured(slots.num_members, slots.device)
-        training = observation.training or nothing
-        return FeatureInputs(
-            observation, slots, observation.evidence, holds_seed(slots), ticks_left, training
+        return FeatureInputs(observation, slots, observation.evidence, holds_seed(slots), ticks_left)
+
+    @cached_property
+    def training(self) -> TrainingObservation:
+        """Return that of the observation; NaN, which is unknown, where the rate is not the controller's."""
+        unknown = torch.full(
+            (len(fields(TrainingObservation)), self.slots.num_members), NAN, device=self.slots.device
         )
+        return self.observation.training or TrainingObservation(*unknown)
 
     def of_seed(self, value: Tensor) -> Tensor:
         """Return NaN, which is unknown, where there is no seed."""
