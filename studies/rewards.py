@@ -9,7 +9,8 @@ escrow      in each step what rises for good: m(t + 1) − m(t), where m(t) is t
 
 Every training begins with one supervised start, the imitation of `esper demo`; from there PPO goes on for as
 many rounds with each reward, on the same tasks, networks and random numbers. Controllers are judged on fresh
-tasks. A farmer, who spoils the network first and lets it recover, shows what each reward pays for that.
+tasks. A farmer, who spoils a network that has begun to learn and lets it recover, shows what each reward pays
+for that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,13 @@ from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.scripted import Static
 from esper.utils.statistics import mean_interval
 from studies import command_line
-from studies.rates import FRESH, spec_of, test_accuracy
+from studies.rates import FRESH, at_rate, spec_of, test_accuracy
 
 KINDS = ("potential", "terminal", "escrow")
 ROUNDS = 8  # of PPO with each reward
 START = "supervised start"
+BEST_SCALE = 8.0  # of the recipe's rate, as `studies.rates` tuned it
+SPOILS = 0.2  # share of the budget from which on a farmer is paid, and spoils
 
 
 def pay(gains: Tensor, steps: Tensor, kind: str) -> Tensor:
@@ -73,7 +75,7 @@ class ExamLearner(Learner):
 
 
 class Farmer(Controller):
-    """Spoils the network with the highest rate in the first third of its budget, then lets it recover."""
+    """Spoils the network by ever higher rates from SPOILS to where the rate falls, which lets it recover."""
 
     uses_metrics = False
 
@@ -83,20 +85,19 @@ class Farmer(Controller):
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         assert observation.training is not None
         assert masks.rate is not None
-        high = observation.training.scale > 1.5
-        wanted = torch.where(high, int(Rate.HALVE), int(Rate.KEEP))
-        wanted = torch.where(observation.progress < 0.33, int(Rate.DOUBLE), wanted)
+        wanted = torch.where(observation.progress >= SPOILS, int(Rate.DOUBLE), int(Rate.KEEP))
         return Actions(self._waits, wanted * masks.rate.gather(1, wanted.unsqueeze(1)).squeeze(1))
 
 
 def farmed(config: RunConfig) -> dict[str, dict[str, float]]:
-    """Return what each reward pays, on the mean, to networks left alone and to a farmer."""
+    """Return what each reward pays, on the mean, to networks left alone and to a farmer, from SPOILS on.
+
+    All have the rate that is best for such tasks at first, so that a higher one can only spoil.
+    """
     found = {}
     for name, controller in {"left alone": Static(), "farmer": Farmer()}.items():
-        spec = spec_of(config, FRESH)
-        one_rate = spec.episode.model_copy(update={"rate_span": 1.0})
-        record = play(GrowthEnvironment(replace(spec, episode=one_rate)), controller, 0)
-        gains = torch.from_numpy(record.reward).T  # [N, T]
+        record = play(GrowthEnvironment(at_rate(spec_of(config, FRESH), BEST_SCALE)), controller, 0)
+        gains = torch.from_numpy(record.reward[round(SPOILS * len(record.reward)) :]).T  # [N, T]
         steps = torch.full((len(gains),), gains.shape[1])
         found[name] = {kind: round(float(pay(gains, steps, kind).sum(1).mean()), 4) for kind in KINDS}
     return found
