@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.controllers import load_controller
 from esper.lifecycle.actions import Actions, Head, Op, Rate
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import apply
@@ -21,6 +22,7 @@ from esper.simic.environment import GrowthEnvironment
 from esper.tamiyo.controller import EpisodeInfo
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.rates import RatePlans, ReactiveRate
+from esper.utils.errors import UserError
 from tests.lifecycle.strategies import fits_of
 from tests.scenes import plain_observation
 from tests.simic.worlds import make_residual
@@ -83,6 +85,11 @@ def test_a_rule_keeps_what_is_not_legal_and_refuses_bad_settings() -> None:
             assert actions.rate.tolist() == [Rate.KEEP]
     with pytest.raises(ValueError, match="window is 5"):
         ReactiveRate(0.1, 5)
+    named = load_controller("reactive:0.05")
+    assert isinstance(named, ReactiveRate)
+    assert (named.fall, named.window) == (0.05, ReactiveRate().window)
+    with pytest.raises(UserError, match="the share by which the loss must fall"):
+        load_controller("reactive:2")
 
 
 def played(members: Sequence[int]) -> tuple[GrowthEnvironment, torch.Tensor, RatePlans]:

@@ -15,6 +15,7 @@ import torch
 from esper.population.hosts import build_host
 from esper.tasks import HostSpec, Split, Task, load_task, task_names, task_table
 from esper.tasks.images import PUBLISHED_SEED, generate
+from esper.tasks.synthetic import TABLES, tables
 from esper.tasks.task import Splits, TaskEntry, TestSplit, build_task, random_splits
 from esper.tasks.text import CHARACTERS, OTHER, encode
 
@@ -151,6 +152,15 @@ def small_task(samples: int, classes: int = 3, **changes: object) -> Task:
 
 def labels(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.long)
+
+
+def test_tables_are_tasks_of_one_shape_and_no_two_seeds_share_one() -> None:
+    tasks = tables(0) + tables(1)
+    assert {(task.input_shape, task.num_classes, len(task.train)) for task in tasks} == {((8,), 4, 4000)}
+    assert len({tuple(task.train.inputs[0].tolist()) for task in tasks}) == len(tasks) == 2 * TABLES
+    again = tables(1)[3]
+    assert torch.equal(again.train.inputs, tables(1)[3].train.inputs)
+    assert torch.equal(again.train.targets, tasks[TABLES + 3].train.targets)
 
 
 @pytest.mark.parametrize(
