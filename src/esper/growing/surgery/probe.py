@@ -40,11 +40,10 @@ from esper.growing.surgery.widening import (
     Role,
     WidenedLayer,
     Widening,
-    dense_kind,
-    has_units,
+    is_dense,
+    layer_kind,
     merge_units,
     other_positions,
-    unit_axis,
     units_in,
     units_out,
 )
@@ -225,7 +224,7 @@ class GrowthProbe:
         run, inside = self._modules_before(k), set(self.modules[k].modules())
         best, refusals = SlotOptions(), list[str]()
         for modules in ([module for module in run if module in inside], run):
-            layers = [module for module in modules if dense_kind(module) is not None]
+            layers = [module for module in modules if is_dense(module)]
             small = MIN_FLOPS_SHARE * sum(self.costs[layer] for layer in layers)
             for layer in layers:
                 try:
@@ -314,13 +313,14 @@ def trace_units(
     Consumers come first, then channelwise layers, then the producer. Raises CannotWiden.
     """
     found: dict[nn.Module, WidenedLayer] = {}
-    given = WidenedLayer(producer, Role.PRODUCER, unit_axis(producer), extra_units)
+    kinds = {layer: kind for layer in model.modules() if (kind := layer_kind(layer)) is not None}
+    given = WidenedLayer(producer, Role.PRODUCER, kinds[producer].axis, extra_units)
 
     def before(layer: nn.Module, inputs: Any) -> Any:
         """Note which inputs are marked, and take them out again."""
         if not inputs or not isinstance(inputs[0], Tensor):
             return None
-        x, axis = inputs[0], unit_axis(layer)
+        x, axis = inputs[0], kinds[layer].axis
         marked = x.isnan().movedim(axis % x.ndim, 0).flatten(1).any(1)  # [units]
         extra = x.shape[axis] - units_in(layer)
         if extra == 0 and not marked.any():
@@ -328,7 +328,7 @@ def trace_units(
         positions = marked.nonzero().flatten()
         if extra <= 0 or len(positions) != extra or layer in found:
             raise CannotWiden(f"units are mixed before {type(layer).__name__}")
-        role = Role.CONSUMER if dense_kind(layer) is not None else Role.CHANNELWISE
+        role = Role.CONSUMER if is_dense(layer) else Role.CHANNELWISE
         last = bool(positions[0] == x.shape[axis] - extra)
         found[layer] = WidenedLayer(layer, role, axis, extra, None if last else positions)
         return (x.index_select(axis, other_positions(positions, x.shape[axis])), *inputs[1:])
@@ -348,7 +348,7 @@ def trace_units(
 
     with ExitStack() as stack:
         for layer in model.modules():
-            if has_units(layer):
+            if layer in kinds:
                 stack.enter_context(layer.register_forward_pre_hook(before))
                 stack.enter_context(layer.register_forward_hook(after))
             elif layer._parameters:

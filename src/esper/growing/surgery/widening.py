@@ -33,79 +33,64 @@ class CannotWiden(Exception):
 
 
 @dataclass(frozen=True)
-class DenseKind:
-    """A layer in which every output reads every input."""
+class LayerKind:
+    """Where the units of a layer lie: a dense one, or one that treats channels one by one or in groups."""
 
     axis: int  # of activations, along which its units lie
-    inputs: str  # the attributes that hold its sizes
-    outputs: str
-    weight_in: int  # axes of its weight
-    weight_out: int
+    inputs: tuple[str, ...]  # the attributes that count its inputs
+    outputs: tuple[str, ...] = ()  # and its outputs, where these are other units
+    weight_in: int | None = None  # axes of the weight of a dense layer, whose outputs each read every input
+    weight_out: int = 0
 
 
-_LINEAR = DenseKind(-1, "in_features", "out_features", 1, 0)
-_TRANSPOSED_LINEAR = DenseKind(-1, "nx", "nf", 0, 1)  # the `Conv1D` of transformers
-_CONVOLUTION = DenseKind(1, "in_channels", "out_channels", 1, 0)
-_TRANSPOSED_CONVOLUTION = DenseKind(1, "in_channels", "out_channels", 0, 1)
+_LINEAR = LayerKind(-1, ("in_features",), ("out_features",), 1, 0)
+_TRANSPOSED_LINEAR = LayerKind(-1, ("nx",), ("nf",), 0, 1)  # the `Conv1D` of transformers
+_CONVOLUTION = LayerKind(1, ("in_channels",), ("out_channels",), 1, 0)
+_TRANSPOSED_CONVOLUTION = LayerKind(1, ("in_channels",), ("out_channels",), 0, 1)
+_DEPTHWISE = LayerKind(1, ("in_channels", "out_channels", "groups"))
+_BATCH_NORM = LayerKind(1, ("num_features",))
+_GROUP_NORM = LayerKind(1, ("num_channels", "num_groups"))
 
 
-def dense_kind(layer: nn.Module) -> DenseKind | None:
-    """Return the kind of a layer whose outputs each read every input by torch's own product, else None."""
-    if layer._parameters.get("weight") is None:
-        return None  # a parametrization computes it in every pass
-    if _has_forward_of(layer, (nn.Linear,)):
-        return _LINEAR
-    if type(layer).__name__ == "Conv1D" and {"nx", "nf"} <= vars(layer).keys():
-        return _TRANSPOSED_LINEAR
-    if getattr(layer, "groups", 0) == 1 and _has_forward_of(layer, CONVOLUTIONS):
-        return _CONVOLUTION
-    if getattr(layer, "groups", 0) == 1 and _has_forward_of(layer, TRANSPOSED):
-        return _TRANSPOSED_CONVOLUTION
-    return None
-
-
-def channel_sizes(layer: nn.Module) -> tuple[str, ...]:
-    """Return the attributes that count channels of a layer that treats them one by one or group by group.
-
-    Such layers are norms and depthwise convolutions; there are none of any other layer.
-    """
+def layer_kind(layer: nn.Module) -> LayerKind | None:
+    """Return the kind of a layer to which units can be added, else None."""
+    groups = getattr(layer, "groups", 0)
+    if layer._parameters.get("weight") is not None:  # else a parametrization computes it in every pass
+        if _has_forward_of(layer, (nn.Linear,)):
+            return _LINEAR
+        if type(layer).__name__ == "Conv1D" and {"nx", "nf"} <= vars(layer).keys():
+            return _TRANSPOSED_LINEAR
+        if groups == 1 and _has_forward_of(layer, (*CONVOLUTIONS, *TRANSPOSED)):
+            return _CONVOLUTION if isinstance(layer, CONVOLUTIONS) else _TRANSPOSED_CONVOLUTION
     if any(True for child in layer.children() for _ in child.parameters()):
-        return ()
+        return None
     if isinstance(layer, _BatchNorm):
-        return ("num_features",)
-    if isinstance(layer, nn.GroupNorm) and layer.num_groups > 1:
-        return ("num_channels", "num_groups")
-    if _has_forward_of(layer, CONVOLUTIONS):
-        convolution = cast(nn.Conv2d, layer)
-        if convolution.groups == convolution.in_channels == convolution.out_channels > 1:
-            return ("in_channels", "out_channels", "groups")
-    return ()
-
-
-def has_units(layer: nn.Module) -> bool:
-    """Tell whether a layer is dense or channelwise."""
-    return dense_kind(layer) is not None or bool(channel_sizes(layer))
+        return _BATCH_NORM
+    if isinstance(layer, nn.GroupNorm):
+        return _GROUP_NORM if layer.num_groups > 1 else None
+    if groups > 1 and _has_forward_of(layer, CONVOLUTIONS):
+        return _DEPTHWISE if groups == layer.in_channels == layer.out_channels else None
+    return None
 
 
 def _has_forward_of(layer: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
     return any(isinstance(layer, kind) and type(layer).forward is kind.forward for kind in kinds)
 
 
-def unit_axis(layer: nn.Module) -> int:
-    """Return the axis of activations along which the units of a dense or channelwise layer lie."""
-    kind = dense_kind(layer)
-    return 1 if kind is None else kind.axis
+def is_dense(layer: nn.Module) -> bool:
+    """Tell whether every output of a layer reads every input, by torch's own product."""
+    kind = layer_kind(layer)
+    return kind is not None and kind.weight_in is not None
 
 
 def units_in(layer: nn.Module) -> int:
-    """Count the inputs of a dense or channelwise layer along its axis."""
-    sizes = channel_sizes(layer) or (cast(DenseKind, dense_kind(layer)).inputs,)
-    return int(getattr(layer, sizes[0]))
+    """Count the inputs of a layer that has a kind, along its axis."""
+    return int(getattr(layer, cast(LayerKind, layer_kind(layer)).inputs[0]))
 
 
 def units_out(layer: nn.Module) -> int:
     """Count the outputs of a dense layer along its axis."""
-    return int(getattr(layer, cast(DenseKind, dense_kind(layer)).outputs))
+    return int(getattr(layer, cast(LayerKind, layer_kind(layer)).outputs[0]))
 
 
 class Role(Enum):
@@ -138,14 +123,14 @@ def _grown_tensors(layer: nn.Module, role: Role) -> tuple[dict[str, int], tuple[
 
     That is, by name, the axes of its tensors along which units lie, and the attributes that count units.
     """
-    kind = dense_kind(layer)
-    if role is Role.CHANNELWISE or kind is None:
-        old, held = units_in(layer), [*layer._parameters.items(), *layer._buffers.items()]
-        named = [name for name, value in held if value is not None and value.ndim and value.shape[0] == old]
-        return dict.fromkeys(named, 0), channel_sizes(layer)
-    if role is Role.CONSUMER:
-        return {"weight": kind.weight_in}, (kind.inputs,)
-    return {"weight": kind.weight_out, "bias": 0}, (kind.outputs,)
+    kind = cast(LayerKind, layer_kind(layer))
+    if role is Role.PRODUCER:
+        return {"weight": kind.weight_out, "bias": 0}, kind.outputs
+    if kind.weight_in is not None:
+        return {"weight": kind.weight_in}, kind.inputs
+    old, held = units_in(layer), [*layer._parameters.items(), *layer._buffers.items()]
+    named = [name for name, value in held if value is not None and value.ndim and value.shape[0] == old]
+    return dict.fromkeys(named, 0), kind.inputs
 
 
 def added_parameters(widened: Iterable[WidenedLayer]) -> int:
