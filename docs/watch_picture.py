@@ -1,7 +1,8 @@
-"""docs/demo.png, docs/watch.png and docs/watch_member.png: the page over a demo, in a headless browser.
+"""docs/demo.png, docs/watch.png and docs/watch_member.png: the live page in a headless browser.
 
-What it shows is kept in docs/watched; `python -m docs.watch_picture runs/demo` takes that of another run and
-draws anew. It needs chromium and the extras `watch` and `dev`.
+The first shows the demo in docs/demo, the others the training of a controller of growth in docs/watched.
+`python -m docs.watch_picture RUN` takes another demo, or another training, and draws anew. It needs chromium
+and the extras `watch` and `dev`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from esper.runs.run_folder import Kind, RunFolder
 from tests.watch.browser import Visit, opened_tab
 from tests.watch.served import serving
 
-WATCHED = Path(__file__).parent / "watched"
+DEMO, WATCHED = Path(__file__).parent / "demo", Path(__file__).parent / "watched"
 KEPT_ROUNDS = 3  # whose members are kept here
 SHOWN = {  # what of the page each picture shows, and what has to be on it before
     "demo.png": ("theme=light", ".outcome .uplot"),
@@ -25,21 +26,18 @@ SHOWN = {  # what of the page each picture shows, and what has to be on it befor
 
 
 def sources() -> list[Path]:
-    """The files that decide what the picture shows."""
-    return sorted(path for path in WATCHED.rglob("*") if path.is_file())
+    """The files that decide what the pictures show."""
+    return sorted(path for folder in (DEMO, WATCHED) for path in folder.rglob("*") if path.is_file())
 
 
 def draw(path: Path) -> None:
     """The picture of that name, as a PNG."""
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "demo"
-        config = (WATCHED / "config.yaml").read_text(encoding="utf-8")
-        # The results of the demo have a picture of their own; the others show the training of its controller.
         kind: Kind = "demo" if path.name == "demo.png" else "train"
-        with RunFolder.create(folder, config=config, seed=7, kind=kind, command=["esper", "demo"]):
-            shutil.copytree(WATCHED, folder, dirs_exist_ok=True)
-        if kind == "train":
-            (folder / "results.json").unlink()
+        folder, kept = Path(place) / kind, DEMO if kind == "demo" else WATCHED
+        config = (kept / "config.yaml").read_text(encoding="utf-8")
+        with RunFolder.create(folder, config=config, seed=7, kind=kind, command=["esper", kind]):
+            shutil.copytree(kept, folder, dirs_exist_ok=True)
         shown, needed = SHOWN[path.name]
         with serving(folder) as served, opened_tab(scale=1.5) as tab:
             visit = Visit(tab, served.address, shown)
@@ -49,15 +47,17 @@ def draw(path: Path) -> None:
 
 
 def take(run: Path) -> None:
-    """Keep what the picture needs of another run."""
-    shutil.rmtree(WATCHED, ignore_errors=True)
-    (WATCHED / "trajectories").mkdir(parents=True)
-    for name in ("metrics.jsonl", "config.yaml", "results.json"):
-        shutil.copyfile(run / name, WATCHED / name)
-    for name in ("metrics.jsonl", "results.json"):
-        shutil.copyfile(run / name, WATCHED.parent / "demo" / name)
-    for file in sorted((run / "trajectories").iterdir())[-KEPT_ROUNDS:]:
-        shutil.copyfile(file, WATCHED / "trajectories" / file.name)
+    """Keep what the pictures need of another run: a demo, which has results, or a training."""
+    is_demo = (run / "results.json").exists()
+    kept = DEMO if is_demo else WATCHED
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir()
+    for name in ("metrics.jsonl", "config.yaml", *(["results.json"] if is_demo else [])):
+        shutil.copyfile(run / name, kept / name)
+    if not is_demo:
+        (kept / "trajectories").mkdir()
+        for file in sorted((run / "trajectories").iterdir())[-KEPT_ROUNDS:]:
+            shutil.copyfile(file, kept / "trajectories" / file.name)
 
 
 def main() -> None:
