@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from esper.lifecycle.stages import Stage
 from esper.population.data import Clock
+from esper.population.forms import NO_FORM
 from esper.population.hosts import HOST_PRESETS
 from esper.population.plan.graphs import MAX_GRAPHS, GraphCache
-from esper.population.plan.packing import LAUNCH_COST, Bucket
+from esper.population.plan.packing import LAUNCH_COST, Bucket, Group
+from esper.population.population import Population
 from esper.utils.graphs import TensorGraph
 from esper.utils.rows import tensors_of
 from tests.cpu_graphs import graphs_on_cpu
@@ -32,6 +34,22 @@ def captures() -> Iterator[list[TensorGraph]]:
 def assert_alike(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor], tolerance: float) -> None:
     for name, value in there.items():
         torch.testing.assert_close(here[name], value, atol=tolerance, rtol=tolerance, equal_nan=True)
+
+
+def without_padding(population: Population) -> dict[str, torch.Tensor]:
+    """The tensors of a population, 0 in the columns that the form of a part does not use."""
+    used = torch.zeros_like(population.parts.weights, dtype=torch.bool)
+    for row, form in enumerate(population.forms.movedim(2, 0).flatten().tolist()):
+        if form != NO_FORM:
+            for columns in population.network.columns(Group(row % population.num_slots, 0, form, 1, 1)):
+                used[row, columns] = True
+    parts = {
+        name: torch.where(used, value, 0.0)
+        for name, value in population.parts.tensors().items()
+        if value.ndim == 2
+    }
+    others = {name: value for name, value in population.tensors().items() if not name.startswith("parts")}
+    return {**others, **parts, "steps": population.parts.steps}
 
 
 @pytest.mark.parametrize("preset", HOST_PRESETS)
@@ -56,7 +74,7 @@ def test_padding_changes_nothing(preset: str, seed: int, captures: list[TensorGr
                     life.fold_some()
                     life.population.read_slots(life.states)
             assert_alike(found[1], found[0], 1e-9)
-            assert_alike(lives[1].population.tensors(), lives[0].population.tensors(), 1e-9)
+            assert_alike(*(without_padding(life.population) for life in reversed(lives)), 1e-9)
         assert not lives[1].population.parts.weights[-1].any()  # nobody's row
 
 

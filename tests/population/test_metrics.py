@@ -58,7 +58,8 @@ def test_seed_gradients_are_those_of_each_seed_alone(world: World, seed: int, sp
     if spoil:
         gradient[torch.rand(gradient.shape, generator=dice) < 0.01] = spoil
     host_norm = torch.rand(population.num_members, generator=dice)
-    found = measure_seeds(network, plan, gradient, host_norm)
+    by_group = gradient.split([group.live for group in plan.groups])
+    found = measure_seeds(network, plan, by_group, host_norm)
     for k, place in enumerate(live):
         member, slot = divmod(place, population.num_slots)
         if member >= population.num_members:  # a block of the host

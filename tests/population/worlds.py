@@ -132,7 +132,7 @@ def outputs_of(population: Population, states: SlotStates, inputs: Tensor) -> Te
         return population.network.forward(
             plan,
             population.hosts.weights,
-            population.parts.weights.index_select(0, plan.live.index_select(0, plan.live_index)),
+            population.network.gather_groups(plan, population.parts.weights),
             inputs.expand(population.num_members, *inputs.shape),
         )
 

@@ -26,14 +26,7 @@ from esper.growing.estimate import TOKENS as LAW
 from esper.growing.progressive import Progressive, count_flops
 from esper.runs.console import interval
 from esper.runs.files import file_in, read_json, write_atomically
-from esper.runs.schema import (
-    Comparison,
-    ControllerResult,
-    CurvePoint,
-    from_json,
-    paired_differences,
-    to_json,
-)
+from esper.runs.schema import Comparison, ControllerResult, CurvePoint, from_json, paired_differences, to_json
 from esper.simic.costs import TRAINING_PASSES
 from esper.tasks import Split, load_task
 from esper.utils.errors import UserError

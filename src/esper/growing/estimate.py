@@ -24,14 +24,17 @@ class Law:
     """What growth saves at equal loss: the compute of a fixed number of targets for each parameter."""
 
     targets: str  # what a model predicts, in the plural
-    saves: float  # targets per parameter
-    deviation: float  # of the measured shares of FLOPs from the law
     measured: tuple[float, float]  # targets per parameter, the least and the most
     sizes: tuple[float, float]  # parameters, the least and the most
-    useful_sizes: tuple[float, float]  # parameters: elsewhere growth was behind in some runs
     smaller_below: float  # targets per parameter: with fewer, half of the depth is level or ahead
-    most: float  # targets per parameter: with more, plain training is level or ahead; 0: always
-    first: float  # targets per parameter that half of the blocks are for, in FLOPs of the whole model
+    saves: float = 0.0  # targets per parameter
+    deviation: float = 0.0  # of the measured shares of FLOPs from the law
+    useful_sizes: tuple[float, float] = (
+        0.0,
+        math.inf,
+    )  # parameters: elsewhere growth was behind in some runs
+    most: float = 0.0  # targets per parameter: with more, plain training is level or ahead; 0: always
+    first: float = 0.0  # targets per parameter for half of the blocks, in FLOPs of the whole model
 
     def saved(self, per_parameter: float) -> float:
         """Return the expected share of FLOPs, at most that of the fewest targets that were measured."""
@@ -68,17 +71,7 @@ TOKENS = Law(
 # Samples with one label. A ResNet on CIFAR-10 and a perceptron on `letter` gained nothing at 3.6 and 4.1
 # samples a parameter. At 0.9 and 0.2 a ResNet and a ViT gained, and half of their depth was level with the
 # grown ones; a perceptron of 137,000 parameters lost 0.1 to 0.4 points in three runs at 1.2.
-SAMPLES = Law(
-    "samples",
-    saves=0.0,
-    deviation=0.0,
-    measured=(0.2, 14.0),
-    sizes=(3.6e4, 3.6e6),
-    useful_sizes=(0.0, math.inf),
-    smaller_below=1.0,
-    most=0.0,
-    first=0.0,
-)
+SAMPLES = Law("samples", measured=(0.2, 14.0), sizes=(3.6e4, 3.6e6), smaller_below=1.0)
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class Body:
     def __init__(self, modules: tuple[RowModule, ...], starts: tuple[int, ...] = (0,)) -> None:
         self.modules, self.starts = modules, starts
         self.parameters = sum(module.layout.total for module in modules)
+        self.width = starts[-1] + modules[-1].layout.total  # of a row: the modules of a pair lie apart
         self.in_row_form = all(module.in_row_form for module in modules)
 
     def __call__(self, rows: Tensor, x: Tensor) -> Tensor:
@@ -161,10 +162,7 @@ class SlotForms:
     @cached_property
     def width(self) -> int:
         """The longest row of any form here."""
-        return max(
-            self.gate_start + self.gate.layout.total,
-            *(body.starts[-1] + body.modules[-1].layout.total for body in map(self.body, self.forms)),
-        )
+        return max(self.gate_start + self.gate.layout.total, *(self.body(form).width for form in self.forms))
 
     def fold_index(self, form: int, blueprint: Blueprint) -> Tensor:
         """Return where each element of a widened block comes from.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -100,34 +101,38 @@ def gradient_health(vanishing: Tensor, exploding: Tensor) -> Tensor:
     return (1.0 - VANISHING_WEIGHT * vanishing - EXPLODING_WEIGHT * exploding).clamp(0.0, 1.0)
 
 
-def measure_seeds(network: RowNetwork, plan: Plan, gradient: Tensor, host_norm: Tensor) -> SeedGradients:
-    """Return the gradient statistics of every live seed.  # gradient [L, P], host_norm [n] → each [n, S]"""
+def measure_seeds(
+    network: RowNetwork, plan: Plan, gradients: Sequence[Tensor], host_norm: Tensor
+) -> SeedGradients:
+    """Return the gradient statistics of every live seed.
+
+    gradients: of the live parts of each group, [live, P] each; host_norm [n] → each [n, S]
+    """
     if not any(group.live and group.position == 0 for group in plan.groups):
-        return SeedGradients(*torch.full((5, *plan.seed_of_slot.shape), math.nan, device=gradient.device))
-    table = _statistics(network, plan, gradient, host_norm.index_select(0, plan.live_member))
+        return SeedGradients(*torch.full((5, *plan.seed_of_slot.shape), math.nan, device=host_norm.device))
+    table = _statistics(network, plan, gradients, host_norm.index_select(0, plan.live_member))
     norm, vanishing, exploding, ratio = table[:, plan.seed_of_slot.clamp(min=0)].masked_fill(
         plan.seed_of_slot < 0, math.nan
     )
     return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)
 
 
-def _statistics(network: RowNetwork, plan: Plan, gradient: Tensor, host_norm: Tensor) -> Tensor:
+def _statistics(network: RowNetwork, plan: Plan, gradients: Sequence[Tensor], host_norm: Tensor) -> Tensor:
     """Return norm, vanishing, exploding and ratio of each live seed, and anything for other live parts.
 
-    gradient [L, P], host_norm [L] → [4, L]
+    gradients: [live, P] of each group, host_norm [L] → [4, L]
     """
-    sums, facts, first = [], [], 0
-    for group in plan.groups:
-        rows, first = gradient[first : first + group.live], first + group.live
+    sums, facts = [], []
+    for group, rows in zip(plan.groups, gradients, strict=True):
         membership, numbers = network.membership(group.slot, group.form)
         if group.position == 0:
             # The norm of every tensor of a seed at once: squares times the one-hot membership.
             rows = rows.square().nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
-            sums.append(rows @ membership)
+            sums.append(rows @ membership[: rows.shape[1]])
         else:
             sums.append(rows.new_zeros(group.live, membership.shape[1]))
         facts.append(numbers.expand(group.live, -1))
-    padding = gradient.shape[0] - first
+    padding = plan.live.shape[0] - sum(group.live for group in plan.groups)
     norms = F.pad(torch.cat(sums).sqrt(), (0, 0, 0, padding))  # [L, most tensors], 0 where a seed has fewer
     tensors, parameters = F.pad(torch.cat(facts), (0, 0, 0, padding), value=1.0).unbind(1)
     # Columns that a seed does not have are 0 and would count as vanishing: they are subtracted.

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint
 from esper.population.blueprints import BlendGate
 from esper.population.config import PopulationConfig
 from esper.population.forms import FormCodes, SlotForms
 from esper.population.gather import AddToRows, ReadRows, TakeRows
 from esper.population.hosts import EntrySegment, Host, block_of
 from esper.population.optimizer import has_triton
-from esper.population.plan.packing import Plan, Station, widened_span
+from esper.population.plan.packing import Group, Plan, Station, widened_span
 from esper.population.row_module import RowModule, flatten
 
 
 def convolution_method(device: torch.device) -> str:
     """Return how convolutions run over rows on this device, see `row_layers`."""
     return "fused" if device.type == "cuda" and has_triton() else "grouped"
+
+
+class GroupWeights(NamedTuple):
+    """The weights of the entries of a group."""
+
+    rows: Tensor  # [G, P] body and gate
+    gate: int  # the column where the gate begins
 
 
 class RowNetwork:
@@ -98,6 +107,12 @@ class RowNetwork:
         numbers = torch.tensor([len(body.spans()) or 1.0, body.parameters or 1.0])
         return table.to(self.device), numbers.to(self.device)
 
+    def columns(self, group: Group) -> tuple[slice, slice]:
+        """Return which columns of a part the body and the gate of a group use; what grows has no gate."""
+        forms = self.slots[group.slot]
+        gate = 0 if group.form >= min(GROWTH_BLUEPRINTS) else forms.gate.layout.total
+        return slice(0, forms.body(group.form).width), slice(forms.gate_start, forms.gate_start + gate)
+
     # ---- initial weights ----
 
     def initial_host(self, seed: int) -> tuple[Tensor, Tensor]:
@@ -126,22 +141,40 @@ class RowNetwork:
 
     # ---- the forward pass ----
 
-    def forward(self, plan: Plan, host: Tensor, parts: Tensor, x: Tensor) -> Tensor:
+    def split_groups(self, plan: Plan, parts: Tensor) -> list[GroupWeights]:
+        """Return the weights of each group.  # parts [entries, part_width]"""
+        groups = plan.groups
+        pieces = self.cast(parts).split([group.size for group in groups])
+        starts = [self.slots[group.slot].gate_start for group in groups]
+        return [GroupWeights(*pair) for pair in zip(pieces, starts, strict=True)]
+
+    def gather_groups(self, plan: Plan, parts: Tensor) -> list[GroupWeights]:
+        """Return the weights of each group out of those of all parts.  # parts [all parts, part_width]"""
+        index = plan.live.index_select(0, plan.live_index)
+        if parts.device.type != "cpu":
+            return self.split_groups(plan, parts.index_select(0, index))
+        found = []
+        for group, own in zip(plan.groups, index.split([group.size for group in plan.groups]), strict=True):
+            pieces = [parts[:, span].index_select(0, own) for span in self.columns(group)]
+            found.append(GroupWeights(self.cast(torch.cat(pieces, dim=1)), pieces[0].shape[1]))
+        return found
+
+    def forward(self, plan: Plan, host: Tensor, parts: Sequence[GroupWeights], x: Tensor) -> Tensor:
         """Run the forward pass of training, validation, ablation and shadow rows alike.
 
-        host [R, P]; parts [entries, part_width]: the weights of each entry of the plan, station by station;
-        x [own, B, ...]: the members' own inputs, other rows start where they fork → [R, B, ...]
+        host [R, P]; parts: the weights of each group of the plan; x [own, B, ...]: the members' own inputs,
+        other rows start where they fork → [R, B, ...]
         """
         *trunk, head = host.split(self.trunk_sizes, dim=1)
-        sizes = [station.rows.shape[0] for slot in plan.stations for station in slot]
-        weights = iter(self.cast(parts).split(sizes))
+        weights = iter(parts)
         x = self.cast(x)
         for k, stations in enumerate(plan.stations):
             x = self._run_segment(k, trunk[k], x)
             beside = None  # the inputs of the blocks that widenings of this slot run beside
             for station in stations:
                 x, beside = self._read_beside(station, x, beside)
-                x = self._run_station(station, next(weights), x, beside)
+                own = [next(weights) for _ in station.groups]
+                x = self._run_station(station, own, x, beside)
         return self._run_segment(-1, head, x)
 
     def cast(self, x: Tensor) -> Tensor:
@@ -168,12 +201,14 @@ class RowNetwork:
         kept, read = ReadRows.apply(last, before, station.beside, station.read_by)  # type: ignore[no-untyped-call]
         return self._to_channels_first(kept), read
 
-    def _run_station(self, station: Station, rows: Tensor, x: Tensor, beside: Tensor | None) -> Tensor:
-        """Return the rows behind a station.  # rows [E, P], beside [W, B, ...] with channels last"""
+    def _run_station(
+        self, station: Station, weights: list[GroupWeights], x: Tensor, beside: Tensor | None
+    ) -> Tensor:
+        """Return the rows behind a station.  # beside [W, B, ...] with channels last"""
         forms = self.slots[station.slot]
         if station.whole:
             (group,) = station.groups
-            return x + forms.body(group.form)(rows, x)
+            return x + forms.body(group.form)(weights[0].rows, x)
         # h is what each entry reads; a widening reads what the block that it widens was given.
         x, h = self._take_entries(x, station)
         wider = widened_span(station.groups)
@@ -181,7 +216,7 @@ class RowNetwork:
             sizes = [wider.start, beside.shape[0], h.shape[0] - wider.stop]
             first, _, last = self._to_channels_last(h).split(sizes)
             h = self._to_channels_first(torch.cat([first, beside, last]))
-        return self._add_entries(x, self._part_outputs(forms, station, rows, h), station)
+        return self._add_entries(x, self._part_outputs(forms, station, weights, h), station)
 
     def _take_entries(self, x: Tensor, station: Station) -> tuple[Tensor, Tensor]:
         """Return the rows that go on, and the activation that each entry reads.
@@ -192,20 +227,22 @@ class RowNetwork:
         kept, h = TakeRows.apply(self._to_channels_last(x), station.source, entry)  # type: ignore[no-untyped-call]
         return self._to_channels_first(kept), self._to_channels_first(h)
 
-    def _part_outputs(self, forms: SlotForms, station: Station, rows: Tensor, h: Tensor) -> Tensor:
+    def _part_outputs(
+        self, forms: SlotForms, station: Station, weights: list[GroupWeights], h: Tensor
+    ) -> Tensor:
         """Return what the parts of a station add to the activations h that they read, at full strength.
 
-        Forms run group by group, blends for all entries at once.  # rows [E, P], h → [E, B, ...]
+        Forms run group by group, blends for all entries at once.  # h → [E, B, ...]
         """
         sizes = [group.size for group in station.groups]
-        groups = zip(station.groups, rows.split(sizes), self._to_channels_last(h).split(sizes), strict=True)
+        groups = zip(station.groups, weights, self._to_channels_last(h).split(sizes), strict=True)
         outputs = [
-            forms.body(group.form)(own, self._to_channels_first(inputs)) for group, own, inputs in groups
+            forms.body(group.form)(own.rows, self._to_channels_first(inputs)) for group, own, inputs in groups
         ]
         s = self._to_channels_first(torch.cat([self._to_channels_last(out) for out in outputs]))
         if station.blends <= {Blend.ADD}:
             return s
-        gate = forms.gate(rows[:, forms.gate_start :], h) if Blend.GATE in station.blends else None
+        gate = self._gates(forms, weights, h) if Blend.GATE in station.blends else None
         # Of the output s and the activation h: ADD gives s, GATE gate · s, MULTIPLY h · tanh(s).
         delta, per_row = s, (-1, *[1] * (h.ndim - 1))
         if gate is not None:
@@ -213,6 +250,12 @@ class RowNetwork:
         if Blend.MULTIPLY in station.blends:
             delta = torch.where((station.blend == Blend.MULTIPLY).view(per_row), h * torch.tanh(s), delta)
         return delta
+
+    def _gates(self, forms: SlotForms, weights: list[GroupWeights], h: Tensor) -> Tensor:
+        """Return the gate of each entry; that of a group without one is not used.  # h [E, B, ...]"""
+        size = forms.gate.layout.total
+        own = [rows[:, start : start + size] for rows, start in weights]
+        return forms.gate(torch.cat([F.pad(rows, (0, size - rows.shape[1])) for rows in own]), h)
 
     def _add_entries(self, x: Tensor, delta: Tensor, station: Station) -> Tensor:
         """Return the rows with alpha · delta added.  # [after, B, ...]"""

@@ -5,6 +5,7 @@ Every row has its own step count, its own learning rate and its own freeze.
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -66,6 +67,11 @@ class RowWeights:
     def slice(self, start: int, stop: int) -> RowWeights:
         """Return rows start..stop as views."""
         return RowWeights(**{name: value[start:stop] for name, value in self.tensors().items()})
+
+    def columns(self, which: builtins.slice) -> RowWeights:
+        """Return some columns of all rows as views."""
+        weights, first, second = (field[:, which] for field in (self.weights, self.first, self.second))
+        return RowWeights(weights, first, second, self.steps)
 
     def fetch(self, source: RowWeights, index: Tensor) -> None:
         """Copy the chosen rows of `source` here.  # index [M]"""

@@ -58,8 +58,7 @@ class RewardConfig(Config):
         default=0.002, ge=0, description="what a network e times as large as its host costs"
     )
     control_variate: bool = Field(
-        default=False,
-        description="subtract the rewards of ungrown control runs; a round plays them too",
+        default=False, description="subtract the rewards of ungrown control runs; a round plays them too"
     )
 
 

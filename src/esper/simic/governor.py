@@ -190,10 +190,7 @@ class Governor:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that it remembers as plain tensors."""
-        return {
-            **add_prefix("state", tensors_of(self.state)),
-            **add_prefix("bodies", self._saved_bodies),
-        }
+        return {**add_prefix("state", tensors_of(self.state)), **add_prefix("bodies", self._saved_bodies)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what `state_dict` returned; names and shapes are the caller's to check."""

@@ -17,14 +17,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
 from esper.simic.environment import Environment, GrowthEnvironment, StepResult
 from esper.tamiyo.controller import Blocks, Controller, EpisodeInfo
-from esper.utils.rows import (
-    add_prefix,
-    refill,
-    stack_steps,
-    strip_prefix,
-    to_cpu,
-    unstack_steps,
-)
+from esper.utils.rows import add_prefix, refill, stack_steps, strip_prefix, to_cpu, unstack_steps
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

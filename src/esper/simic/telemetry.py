@@ -148,10 +148,7 @@ def _finite(**numbers: float) -> dict[str, float]:
 
 
 def summarize_round(
-    record: EpisodeRecord,
-    update: UpdateMetrics,
-    control: EpisodeRecord | None,
-    **progress: Any,
+    record: EpisodeRecord, update: UpdateMetrics, control: EpisodeRecord | None, **progress: Any
 ) -> RoundSummary:
     """Summarize one learner's round; `record` and `control` are of its own members.
 

@@ -7,16 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.tasks.task import (
-    HostSpec,
-    Splits,
-    Task,
-    TaskEntry,
-    as_split,
-    build_task,
-    random_splits,
-    register,
-)
+from esper.tasks.task import HostSpec, Splits, Task, TaskEntry, as_split, build_task, random_splits, register
 
 TURNS = 3.0
 NOISE = 0.02  # deviation of the points from their spiral

@@ -175,14 +175,7 @@ class RowNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        w: Tensor,
-        b: Tensor,
-        eps: float,
-        pre: bool,
-        post: bool,
-        groups: int = 1,
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor, eps: float, pre: bool, post: bool, groups: int = 1
     ) -> Tensor:
         last, w, b = x.movedim(2, -1).contiguous(), _dense_rows(w), _dense_rows(b)
         rows, images, *spatial, channels = last.shape

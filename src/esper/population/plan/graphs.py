@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -30,7 +30,7 @@ from esper.population.metrics import (
     measure_seeds,
     worth_of_seeds,
 )
-from esper.population.network import RowNetwork
+from esper.population.network import GroupWeights, RowNetwork
 from esper.population.optimizer import RowWeights, learn_rows
 from esper.population.plan.packing import LAUNCH_COST, Bucket, PackedPlan, Plan, PlanSpec
 from esper.population.plan.rows import copy_to, to_device
@@ -81,6 +81,17 @@ def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+@dataclass
+class PartBlock:
+    """Live parts that are stored and updated together."""
+
+    lives: slice  # which of the live parts
+    columns: list[tuple[slice, slice]]  # the columns here, and those of all parts that they stand for
+    rows: RowWeights
+    gradient: Tensor  # of the latest minibatch
+    held: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # which run again, fixed
+
+
 class TrainEpoch:
     """An epoch of n members under one plan: `load`, `begin`, `step` for each minibatch, `finish`.
 
@@ -98,10 +109,10 @@ class TrainEpoch:
         """data: of all members"""
         self.state, self.plan, self.data = state, plan, data
         network, config = state.network, state.config
-        device, lives, width = network.device, plan.live.shape[0], network.part_width
+        device = network.device
         self.hosts = workspace.weights("hosts", plan.own, network.host_width, device)
-        self.parts = workspace.weights("parts", lives, width, device)
-        self.part_gradient = workspace.rows("gradient", lives, width, device)  # of the latest minibatch
+        self.by_group = device.type == "cpu" and capture is _eager
+        self.blocks = self._group_blocks() if self.by_group else [self._whole_block(workspace)]
         batches, batch = config.batches_per_epoch, config.batch_size
         samples = workspace.rows("samples", batches, plan.own * batch, device, torch.long)
         self.samples = samples.view(batches, plan.own, batch)
@@ -111,6 +122,28 @@ class TrainEpoch:
         self.host_norm = torch.zeros(plan.own, device=device)  # [n] of the latest minibatch
         # Functions without arguments over fixed tensors: what a CUDA graph can hold.
         self.begin, self.step, self.finish = map(capture, (self._begin, self._step, self._finish))
+
+    def _whole_block(self, workspace: Workspace) -> PartBlock:
+        """Return all live parts as one block, which one kernel updates."""
+        lives, width, device = self.plan.live.shape[0], self.state.network.part_width, self.plan.live.device
+        rows, all_columns = workspace.weights("parts", lives, width, device), slice(0, width)
+        gradient = workspace.rows("gradient", lives, width, device)
+        return PartBlock(slice(0, lives), [(all_columns, all_columns)], rows, gradient)
+
+    def _group_blocks(self) -> list[PartBlock]:
+        """Return a block for each group, as wide as its form: the widest form would mostly move zeros."""
+        plan, network, blocks, entry, first = self.plan, self.state.network, [], 0, 0
+        for group in plan.groups:
+            body, gate = network.columns(group)
+            width = body.stop + gate.stop - gate.start
+            rows = RowWeights.zeros(group.live, width, network.device)
+            # The parts that a group holds fixed are among those that learn in it.
+            held = plan.live_index[entry + group.live : entry + group.size] - first
+            pairs = [(body, body), (slice(body.stop, width), gate)]
+            lives = slice(first, first + group.live)
+            blocks.append(PartBlock(lives, pairs, rows, torch.zeros(0), held))
+            entry, first = entry + group.size, first + group.live
+        return blocks
 
     def load(self, samples: Tensor, rates: Tensor) -> None:
         """Set what the members see, and how fast they learn from it.
@@ -123,18 +156,26 @@ class TrainEpoch:
     def _begin(self) -> None:
         """Fetch the weights."""
         self.hosts.fetch(self.state.hosts, self.plan.ids)
-        self.parts.fetch(self.state.parts, self.plan.live)
+        for block in self.blocks:
+            for own, columns in block.columns:
+                block.rows.columns(own).fetch(self.state.parts.columns(columns), self.plan.live[block.lives])
         self.total_loss.zero_()
         self.batch.zero_()
 
     def _finish(self) -> TrainMetrics:
         """Write the weights back and return the metrics of these members."""
         self.state.hosts.put(self.plan.ids, self.hosts)
-        self.state.parts.put(self.plan.live, self.parts)
+        for block in self.blocks:
+            for own, columns in block.columns:
+                self.state.parts.columns(columns).put(self.plan.live[block.lives], block.rows.columns(own))
         (shadow,) = self.plan.tables  # [n, S]
         mean = self.total_loss / self.state.config.batches_per_epoch
         isolated = mean[shadow.clamp(min=0)].masked_fill(shadow < 0, math.nan)
-        seeds = measure_seeds(self.state.network, self.plan, self.part_gradient, self.host_norm)
+        gradients = [block.gradient for block in self.blocks]
+        if not self.by_group:
+            sizes = [group.live for group in self.plan.groups]
+            gradients = [*gradients[0][: sum(sizes)].split(sizes)]
+        seeds = measure_seeds(self.state.network, self.plan, gradients, self.host_norm)
         return TrainMetrics(mean[: self.plan.own], isolated, seeds)
 
     def _step(self) -> None:
@@ -147,8 +188,12 @@ class TrainEpoch:
         part_rate = self._part_rate(rate)
         norms = torch.linalg.vector_norm(host_gradient, dim=1)
         if plan.live.shape[0]:
-            norms, part_norms = self._norms(norms, torch.linalg.vector_norm(self.part_gradient, dim=1))
-            learn_rows(self.parts, self.part_gradient, part_norms, part_rate, plan.learning.bool(), config)
+            each = [torch.linalg.vector_norm(block.gradient, dim=1) for block in self.blocks]
+            norms, part_norms = self._norms(norms, torch.cat(each) if self.by_group else each[0])
+            learning = plan.learning.bool()
+            for block in self.blocks:
+                own = (part_norms[block.lives], part_rate[block.lives], learning[block.lives])
+                learn_rows(block.rows, block.gradient, *own, config)
         learn_rows(self.hosts, host_gradient, norms, rate * config.host_lr, plan.active.bool(), config)
         self.host_norm.copy_(norms)
         self.batch.add_(1)
@@ -179,24 +224,43 @@ class TrainEpoch:
     def _gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses of all rows [R] and the gradients of the hosts [n, P].
 
-        The gradients of the live parts are written to `part_gradient`.
+        Those of the live parts are written to the blocks.
         """
         plan, network = self.plan, self.state.network
         shadow = plan.members[plan.own :]
         host = self.hosts.weights.detach().requires_grad_()
-        used = network.cast(self.parts.weights).index_select(0, plan.live_index).requires_grad_()  # by entry
+        used, parts = self._used_parts()
         host_rows = host
         if shadow.shape[0]:
             host_rows = torch.cat([host, self.hosts.weights.index_select(0, shadow)])
             targets = torch.cat([targets, targets.index_select(0, shadow)])
         # The losses of rows do not depend on each other: the gradient of their sum is that of each.
-        losses = cross_entropy(network.forward(plan, host_rows, used, inputs), targets)
+        losses = cross_entropy(network.forward(plan, host_rows, parts, inputs), targets)
         if not plan.live.shape[0]:
             return losses.detach(), torch.autograd.grad(losses.sum(), host)[0]
-        host_gradient, used_gradient = torch.autograd.grad(losses.sum(), [host, used])
-        # A part learns in one of the entries that run it; the others use it as a constant.
-        self.part_gradient.copy_(used_gradient.index_select(0, plan.learning_entry))
+        host_gradient, *gradients = torch.autograd.grad(losses.sum(), [host, *used])
+        if self.by_group:
+            for block, gradient in zip(self.blocks, gradients, strict=True):
+                block.gradient = gradient
+        else:
+            # A part learns in one of the entries that run it; the others use it as a constant.
+            self.blocks[0].gradient.copy_(gradients[0].index_select(0, plan.learning_entry))
         return losses.detach(), host_gradient
+
+    def _used_parts(self) -> tuple[list[Tensor], list[GroupWeights]]:
+        """Return the leaves of the parts, and the weights of each group as functions of them."""
+        plan, network = self.plan, self.state.network
+        if not self.by_group:
+            used = network.cast(self.blocks[0].rows.weights).index_select(0, plan.live_index).requires_grad_()
+            return [used], network.split_groups(plan, used)
+        leaves = [block.rows.weights.detach().requires_grad_() for block in self.blocks]
+        parts = []
+        for leaf, block in zip(leaves, self.blocks, strict=True):
+            rows = leaf
+            if block.held.shape[0]:
+                rows = torch.cat([leaf, leaf.detach().index_select(0, block.held)])
+            parts.append(GroupWeights(network.cast(rows), block.columns[0][0].stop))
+        return leaves, parts
 
 
 class Validation:
@@ -214,7 +278,7 @@ class Validation:
         plan, state, config = self.plan, self.state, self.state.config
         members = plan.ids.index_select(0, plan.members)
         rows = state.hosts.weights.index_select(0, members)
-        parts = state.parts.weights.index_select(0, plan.live.index_select(0, plan.live_index))
+        parts = state.network.gather_groups(plan, state.parts.weights)
         samples = min(self.data.num_samples, config.validation_samples)
         loss = torch.zeros(plan.num_rows, device=rows.device)
         score = torch.zeros_like(loss)

@@ -126,12 +126,7 @@ class PPOAgent:
 
     @torch.no_grad()
     def act(
-        self,
-        observation: Any,
-        masks: Any,
-        state: Tensor,
-        resets: Tensor,
-        uniforms: Tensor | None = None,
+        self, observation: Any, masks: Any, state: Tensor, resets: Tensor, uniforms: Tensor | None = None
     ) -> tuple[Transition, Tensor]:
         """Act once: sample by uniforms [N, H] in [0, 1), or take the likeliest choices without them.
 
@@ -163,10 +158,7 @@ class PPOAgent:
         return step, output.state
 
     def update(
-        self,
-        buffer: TamiyoRolloutBuffer,
-        bootstrap_values: Tensor | None = None,
-        imitate: bool = False,
+        self, buffer: TamiyoRolloutBuffer, bootstrap_values: Tensor | None = None, imitate: bool = False
     ) -> UpdateMetrics:
         """Run K epochs of PPO over a rollout; bootstrap_values [N] as in compute_advantages_and_returns.
 
