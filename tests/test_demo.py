@@ -19,6 +19,7 @@ def test_a_demo_is_completed_and_says_what_came_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo_networks, "TOKENS", 0.4)
+    monkeypatch.setattr("esper.commands.demo.FRESH", 6)
     out = tmp_path / "demo"
 
     def stop(*given: object) -> None:

@@ -100,10 +100,8 @@ def try_controller(run: TrainingRun) -> list[str]:
 
     (word, points), (rule_word, rule_points) = beside(alone), beside(rule)
     least, most = (config.population.host_lr * config.episode.rate_span**power for power in (-0.5, 0.5))
-    size = sum(led.parameters) / sum(alone.parameters)
     return [
         f"With a controller that sets the learning rate, networks are {word} the same ones left alone: "
         f"{points} on {FRESH} fresh tables, at equal compute. All began with rates of {least:g} to {most:g}.",
-        f"It is {rule_word} a simple rule that doubles the rate while progress is slow: {rule_points}. It "
-        f"may grow the networks too, and left them at {size:.2f} times their size.",
+        f"It is {rule_word} a simple rule that doubles the rate while progress is slow: {rule_points}.",
     ]
