@@ -23,7 +23,7 @@ def demo(
     ] = USUAL_NETWORKS,
     overrides: common.Overrides = None,
 ) -> None:
-    """See in two minutes what growing does: the same network, for less compute.
+    """See in two and a half minutes what growing does: the same network, for less compute.
 
     Trains small language models plainly, with half of their layers, and grown into, at equal compute. Then
     trains a controller that sets the learning rate of small networks. Writes a report of both. Ctrl-C is
