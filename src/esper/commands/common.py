@@ -136,6 +136,7 @@ def resolve_settings(
 
 def new_folder(kind: str, task: str) -> Path:
     """Return a folder under runs/ that no other run has."""
+    task = task.replace(":", ".")  # of MODULE:FUNCTION; not every file system takes a colon
     base = Path("runs") / f"{kind}-{task}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 1000))]
     return next((path for path in names if not path.exists()), base)

@@ -530,8 +530,7 @@ def _keep_skippable(model: nn.Module, lists: list[BlockList], example: Any) -> l
 def _ignores_rest(model: nn.Module, each: BlockList, example: Any, output: Any) -> bool:
     """Return whether a model has the same output without what blocks return besides the first tensor.
 
-    So it is with attention weights that a block returns and nobody asked for, but not with the losses of a
-    mixture of experts.
+    True for attention weights that the caller did not ask for, False for the losses of a mixture of experts.
     """
 
     def leave_out(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entries: Any) -> Any:
@@ -543,7 +542,7 @@ def _ignores_rest(model: nn.Module, each: BlockList, example: Any, output: Any) 
             hooks.enter_context(block.register_forward_hook(leave_out, with_kwargs=True))
         try:
             without = _call(model, example)
-        except Exception:  # whatever a model raises that needs what is missing
+        except Exception:  # the model needs what was left out; its own error would mislead
             return False
     values, others = tree_leaves(output), tree_leaves(without)
     return (
