@@ -67,7 +67,7 @@ format: dev
 	$(BIN)/python -m docs.line_links
 
 long: dev   # more cases of what the tests hold already
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long -o faulthandler_timeout=3600
 
 bench: setup
 	$(BIN)/python -m benchmarks.hot_paths

@@ -21,6 +21,11 @@ from examples.gpt import make, make_loaders
 def main(epochs: int = 2, samples: int | None = None) -> None:
     """Train on every process that torchrun started, and check that all end with the same weights."""
     dist.init_process_group("gloo")  # "nccl" on GPUs, with the model on cuda:LOCAL_RANK
+    train(epochs, samples)  # where the model ends with it: one that outlives its process group can hang
+    dist.destroy_process_group()
+
+
+def train(epochs: int, samples: int | None) -> None:
     dataset = make_loaders(samples=samples)[0].dataset
     loader = DataLoader(dataset, batch_size=32, sampler=DistributedSampler(dataset), drop_last=True)
 
@@ -42,7 +47,6 @@ def main(epochs: int = 2, samples: int | None = None) -> None:
     assert torch.equal(weights, first), "the processes have other weights"
     if dist.get_rank() == 0:
         print(f"{grower.active} blocks active on {dist.get_world_size()} processes, equal weights")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -25,10 +25,19 @@ from examples import ddp
 from tests.growing.test_progressive import OPTIMIZERS, TABLE, make, train_step
 
 
-def train(rank: int, folder: str, processes: int) -> None:
-    """Grow into a small model in each way; write the weights to WAY-PROCESSES-RANK.pt."""
+def run(rank: int, folder: str, processes: int) -> None:
     store = f"file://{folder}/store{processes}"
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
+    train(rank, folder, processes)
+    torch.distributed.destroy_process_group()
+
+
+def train(rank: int, folder: str, processes: int) -> None:
+    """Grow into a small model in each way; write the weights to WAY-PROCESSES-RANK.pt.
+
+    The models end with this function: a reducer of DDP that outlives its process group keeps it, and takes it
+    down under Python's lock, for which a thread of gloo may be waiting (torch 2.13 hangs then).
+    """
     model = make()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d):
@@ -56,7 +65,6 @@ def train(rank: int, folder: str, processes: int) -> None:
             for key, value in weights.items()
         }
         torch.save(full, f"{folder}/{name}-{processes}-{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 def run_example(rank: int, port: int) -> None:
@@ -72,6 +80,6 @@ if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    mp.start_processes(train, (sys.argv[1], 2), nprocs=2, start_method="fork")
+    mp.start_processes(run, (sys.argv[1], 2), nprocs=2, start_method="fork")
     mp.start_processes(run_example, (port,), nprocs=2, start_method="fork")
-    train(0, sys.argv[1], 1)
+    run(0, sys.argv[1], 1)

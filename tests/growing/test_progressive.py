@@ -715,7 +715,9 @@ def test_what_blocks_pass_on_goes_through_skipped_ones(way: str) -> None:
 def test_two_processes_have_equal_weights_and_those_of_one(tmp_path: Any) -> None:
     command = [sys.executable, "-m", "tests.growing.processes", str(tmp_path)]
     variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | variables)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=os.environ | variables, timeout=300
+    )
     assert "8 blocks active on 2 processes, equal weights" in done.stdout, done.stderr  # examples/ddp.py
     for way, single in {"ddp": "ddp", "fsdp2": "ddp", "tied": "tied"}.items():
         one = torch.load(tmp_path / f"{single}-1-0.pt")
@@ -726,11 +728,14 @@ def test_two_processes_have_equal_weights_and_those_of_one(tmp_path: Any) -> Non
 
 
 def test_ddp_without_unused_parameters_is_refused(tmp_path: Any) -> None:
+    def grow_into() -> None:
+        model = DistributedDataParallel(make())
+        Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10)
+
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
     try:
-        model = DistributedDataParallel(make())
         with pytest.raises(UserError, match="find_unused_parameters=True"):
-            Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10)
+            grow_into()
     finally:
         torch.distributed.destroy_process_group()
 
