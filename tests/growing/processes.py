@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import os
-import socket
 import sys
 
 import pytest
@@ -70,6 +69,7 @@ def train(rank: int, folder: str, processes: int) -> None:
 def run_example(rank: int, port: int) -> None:
     """Run examples/ddp.py with the variables that torchrun would set."""
     variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    variables["TORCHELASTIC_USE_AGENT_STORE"] = True  # a port that is only known to be free may be taken
     os.environ.update({name: str(value) for name, value in variables.items()})
     ddp.main(samples=256)
     sys.stdout.flush()
@@ -77,9 +77,7 @@ def run_example(rank: int, port: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     mp.start_processes(run, (sys.argv[1], 2), nprocs=2, start_method="fork")
-    mp.start_processes(run_example, (port,), nprocs=2, start_method="fork")
+    mp.start_processes(run_example, (store.port,), nprocs=2, start_method="fork")
     run(0, sys.argv[1], 1)
