@@ -9,6 +9,10 @@ LOCK   ?= constraints.txt   # exact versions of the set-up; the newest that fit:
 EXTRAS := data,fast,watch,plot,gym
 DEV    := $(EXTRAS),dev,docs,onnx,lightning,transformers,searches
 # Modules are compiled when they are first imported: most of what is installed never is.
+# What is compiled is kept in the environment, also where PYTHONDONTWRITEBYTECODE is set: else every process of the
+# tests and of the demo compiles torch anew, three seconds each.
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 PIP    := $(BIN)/python -m pip install --no-compile $(addprefix -c ,$(LOCK))
 
 # timm for the tests, without what it depends on: PyPI's torchvision is made for CUDA, and beside a torch for

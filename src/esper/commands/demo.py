@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import as_completed
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,7 +10,7 @@ import typer
 from esper.commands import common
 
 if TYPE_CHECKING:
-    from esper.runs.schema import ControllerResult, RoundSummary
+    from esper.runs.schema import ControllerResult
     from esper.training import TrainingRun
 
 USUAL_NETWORKS = 4
@@ -23,11 +24,11 @@ def demo(
     ] = USUAL_NETWORKS,
     overrides: common.Overrides = None,
 ) -> None:
-    """See in two and a half minutes what growing does: the same network, for less compute.
+    """See in under two minutes what growing does: the same network, for less compute.
 
-    Trains small language models plainly, with half of their layers, and grown into, at equal compute. Then
-    trains a controller that sets the learning rate of small networks. Writes a report of both. Ctrl-C is
-    safe: 'esper resume' completes the demo.
+    Trains small language models plainly, with half of their layers, and grown into, at equal compute, and
+    meanwhile a controller that sets the learning rate of small networks. Writes a report of both. Ctrl-C
+    is safe: 'esper resume' completes the demo.
     """
     settings = common.resolve_settings(None, "demo", overrides)
     from esper.training import TrainingRun
@@ -46,27 +47,32 @@ def finish(run: TrainingRun) -> int:
     networks, path = int(run.folder.request.get("networks", USUAL_NETWORKS)), run.folder.path
     typer.echo(
         "1. A small language model, trained to predict the next character of Python's own sources: plainly,\n"
-        "   with half of its layers, and grown into (half of the layers first, the others later as copies)."
+        "   with half of its layers, and grown into (half of the layers first, the others later as copies).\n"
+        "2. Meanwhile, a controller learns to set the learning rate while a small network trains. Each\n"
+        "   network begins with a random rate: nobody knows the right one beforehand."
     )
-    total = networks * len(ARMS)
-    with common.resume_hint(run.folder), common.step_progress(total, "   training networks:") as advance:
-        train_networks(path, networks, advance)
-    rounds = run.config.rounds
-    typer.echo(
-        "2. A controller learns to set the learning rate while a small network trains. Every network begins\n"
-        "   with a random rate: nobody knows the right one beforehand."
-    )
+    total, rounds = networks * len(ARMS), run.config.rounds
+    # A round of the controller takes about as long as a network.
+    with (
+        common.resume_hint(run.folder),
+        common.step_progress(total + rounds, "   training both:") as advance,
+        train_networks(path, networks) as trainings,
+    ):
 
-    def show(done: RoundSummary) -> None:
-        left = f"about {done.seconds_left:.0f} s left"
-        typer.echo(f"   training the controller: round {done.round} of {rounds}, {left}", err=True)
+        def show(rounds_done: int) -> None:
+            left = sum(not training.done() for training in trainings)
+            advance(total - left + rounds_done)
 
-    if code := common.run_training(run, report=False, show=show):
-        return code
-    with RunFolder.open(path) as folder, common.resume_hint(folder):
-        comparison = compare_networks(path, networks, try_controller(run))
-        folder.write(comparison)
-        page = write_report(folder)
+        if code := common.run_training(run, report=False, show=lambda done: show(done.round)):
+            return code
+        with RunFolder.open(path) as folder:
+            remarks = try_controller(run)
+            for training in as_completed(trainings):
+                training.result()
+                show(rounds)
+            comparison = compare_networks(path, networks, remarks)
+            folder.write(comparison)
+            page = write_report(folder)
     typer.echo("\nWhat came out:")
     for sentence in (*comparison.verdicts, *comparison.remarks):
         typer.echo(f"- {sentence}")

@@ -10,9 +10,10 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -160,15 +161,17 @@ def evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
     return F.cross_entropy(logits, targets).item(), (logits.argmax(1) == targets).float().mean().item()
 
 
-def train_networks(folder: Path, networks: int, advance: Callable[[float], None]) -> None:
-    """Train the networks that a run folder lacks; `advance` is told how many of all are done."""
+@contextmanager
+def train_networks(folder: Path, networks: int) -> Iterator[list[Future[None]]]:
+    """Train the networks that a run folder lacks in other processes; they end with the context.
+
+    Yields what is being trained, to be waited for inside. Raises `UserError` where a process was lost.
+    """
     (folder / "networks").mkdir(exist_ok=True)
     seeds = range(FIRST_SEED, FIRST_SEED + networks)
     jobs = [Job(arm, seed, TOKENS, folder / file_of(arm, seed)) for seed in seeds for arm in ARMS]
     missing = [job for job in jobs if not job.path.exists()]
-    if not missing:
-        return
-    workers = min(WORKERS, os.cpu_count() or 1, len(missing))
+    workers = max(min(WORKERS, os.cpu_count() or 1, len(missing)), 1)
     # A fork of a process that has run torch may hang; fresh processes do not.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
     # Ctrl-C is sent to all processes. New ones ignore it from their first moment on: this one ends them.
@@ -178,9 +181,7 @@ def train_networks(folder: Path, networks: int, advance: Callable[[float], None]
     finally:
         signal.signal(signal.SIGINT, before)
     try:
-        for done, training in enumerate(as_completed(trainings), len(jobs) - len(missing) + 1):
-            training.result()
-            advance(min(done + (workers - 1) / 2, len(jobs)))  # the others are half done on the mean
+        yield trainings
     except BrokenProcessPool:
         raise UserError(
             "a process that trained networks ended, perhaps for lack of memory; "

@@ -118,7 +118,7 @@ class RowNetwork:
     def initial_host(self, seed: int) -> tuple[Tensor, Tensor]:
         """Return the flat weights of a newly made host, and those of its blocks.  # [P], [S, part_width]"""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # a thousandth of torch.manual_seed's time
             fresh = self.make_host()
         blocks = torch.zeros(len(self.slots), self.part_width)
         for s, segment in enumerate(fresh.segments):
@@ -132,7 +132,7 @@ class RowNetwork:
         forms = self.slots[slot]
         row = torch.zeros(self.part_width)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             body = flatten(forms.module(int(blueprint)))
             gate = flatten(BlendGate(self.host.widths[slot], self.host.topology))
         row[: body.numel()] = body
