@@ -34,11 +34,10 @@ from tests.population.worlds import (
 )
 
 LIVES = {"preset": st.sampled_from(sorted(HOST_PRESETS)), "seed": st.integers(0, 2**20)}
-# Hosts two wide have gradients near 0, which AdamW divides by themselves; a wrong part is off by 1e-3.
-LIFE_TOLERANCE = 3e-5
+LIFE_TOLERANCE = 1e-7  # 100 lives were within 1e-11; a wrong part is off by 1e-3
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(**LIVES)
 def test_a_life_of_growth_equals_plain_modules_trained_one_after_another(preset: str, seed: int) -> None:
     """Outputs, and every weight of trunks, blocks, folded parts and seeds, isolated or heard."""
