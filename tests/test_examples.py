@@ -22,7 +22,7 @@ FEW = 512  # windows of text: 8 batches
 
 
 def grow_into(module: Any) -> bool:
-    grown = module.main(epochs=1, samples=FEW, batch_size=4)  # a growth needs 100 steps
+    grown = module.main(epochs=1, samples=208, batch_size=2)  # a growth needs 100 steps
     return "blocks train for the first" in grown.report() and grown.baseline and Path("gpt.pt").exists()
 
 

@@ -11,7 +11,8 @@ from studies import rates
 
 SMALL = (
     "members=4", "rounds=2", "learner.imitate=1", "learner.plans=2", "episode.steps=3", "policy.width=16",
-    "population.batches_per_epoch=1", "ppo.minibatches=2", "ppo.epochs=1",
+    "population.batches_per_epoch=1", "population.initial_weights=4", "population.seed_weights=1",
+    "ppo.minibatches=2", "ppo.epochs=1",
 )  # fmt: skip
 
 
