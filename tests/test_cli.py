@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from esper import cli
+from tests.waiting import MINUTE
 
 COMMANDS = ("controllers", "tasks", "doctor", "config")
 
@@ -18,7 +19,9 @@ COMMANDS = ("controllers", "tasks", "doctor", "config")
 def test_help_is_quick_and_loads_no_torch() -> None:
     probe = "import sys; from esper.cli import run; run(['--help']); print('torch' in sys.modules)"
     before = os.times()
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=MINUTE
+    )
     after = os.times()
     spent = after.children_user + after.children_system - before.children_user - before.children_system
     assert done.stdout.strip().endswith("False")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from esper.runs.run_folder import RunFolder
+from tests.waiting import HOUR
 
 ROOT = Path(__file__).parent.parent
 PAGES = [page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))]
@@ -30,7 +31,7 @@ def test_no_arm_that_grows_is_behind_static(command: str, tmp_path: Path) -> Non
     few = [] if command.startswith("demo") else ["--members", "4"]
     arguments = [*shlex.split(kept), "--out", str(tmp_path / "run"), *few]
     done = subprocess.run(
-        [sys.executable, "-m", "esper", *arguments], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "esper", *arguments], capture_output=True, text=True, cwd=ROOT, timeout=HOUR
     )
     assert done.returncode == 0, done.stderr
     results = RunFolder.read(tmp_path / "run").results()

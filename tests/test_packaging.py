@@ -18,6 +18,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import esper
+from tests.waiting import HOUR
 
 ROOT = Path(__file__).parent.parent
 CLIENT = """
@@ -43,7 +44,12 @@ def call(*command: str | Path, cwd: Path, **variables: str) -> str:
     """Run a command outside of the checkout; what it printed."""
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=clean | variables, capture_output=True, text=True
+        [str(word) for word in command],
+        cwd=cwd,
+        env=clean | variables,
+        capture_output=True,
+        text=True,
+        timeout=HOUR,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -136,7 +142,7 @@ def test_a_client_sees_the_types(python: Path, tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(CLIENT)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--python-executable", python, "--strict", "client.py"],
-        cwd=tmp_path, capture_output=True, text=True,
+        cwd=tmp_path, capture_output=True, text=True, timeout=HOUR,
     )  # fmt: skip
     shown = re.findall(r'Revealed type is "(.*?)"', done.stdout)
     assert shown == ["esper.growing.result.Grown", "str", "float"], done.stdout

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,30 +16,10 @@ from esper.utils.gather import Gather, all_or_none
 from tests.shards import on_processes
 from tests.test_resume import ROUNDS, SETTINGS, assert_same_run, metrics, play_out
 from tests.tiny import TINY, sets
+from tests.waiting import run_group
 
 PATIENCE = 300.0  # seconds that a busy machine may take for a run and its second start
 SHARDED = (*SETTINGS, "members=4", "shards=3", "episode.steps=2", "reward.control_variate=true")
-
-
-def started(*arguments: str | Path) -> subprocess.Popen[str]:
-    """Python in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
-def finish(launcher: subprocess.Popen[str]) -> tuple[str, str]:
-    """What was said until the end; nothing outlives a test that waits too long."""
-    try:
-        return launcher.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        launcher.terminate()  # which ends its processes too
-        launcher.communicate()
-        raise
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +48,10 @@ def test_killed_started_again_and_at_another_number_a_run_has_the_bits_of_one_pr
     """
     run, kept = tmp_path / "shared", tmp_path / "kept"
     older = run / "checkpoints" / "round-000002.safetensors"
-    out, err = finish(launcher := started("-m", "tests.together", run, kept, older, *sets(*SHARDED)))
-    assert launcher.returncode == 0, err
+    command = [sys.executable, "-m", "tests.together", run, kept, older, *sets(*SHARDED)]
+    done = run_group(command, PATIENCE, {})
+    out = done.stdout
+    assert done.returncode == 0, done.stderr
     for rank in range(2):
         assert f"process {rank} ended after 1 restarts" in out
     assert re.search(r"^[01] rounds lost", out, re.M), "at most the one in flight"

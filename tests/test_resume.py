@@ -24,6 +24,7 @@ from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.training import TrainingRun
 from tests.simic.worlds import make_environment
 from tests.tiny import TINY, sets
+from tests.waiting import read_line
 
 ROUNDS = 4
 SETTINGS = (f"rounds={ROUNDS}", "task=spirals", "telemetry.checkpoint_every=2", "telemetry.trajectories=3")
@@ -144,8 +145,7 @@ def test_ctrl_c_while_the_command_is_being_loaded_is_no_traceback(seconds: float
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
+    assert read_line(process) == "begun\n"
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)

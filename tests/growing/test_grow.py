@@ -33,6 +33,7 @@ from tests.controllers import Scheduled
 from tests.growing import models
 from tests.growing.models import QUICK, rising_score
 from tests.operations import operations_of
+from tests.waiting import MINUTE
 
 X, Y = models.images()
 ROWS, CLASSES = models.table(48)
@@ -306,7 +307,7 @@ def test_where_growth_is_not_known_to_pay_nothing_grows_and_it_is_said(
 
 def test_import_is_quick_and_late() -> None:
     code = "import sys, esper; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=MINUTE)
     with pytest.raises(AttributeError, match="no attribute 'shrink'; it has"):
         esper.shrink  # noqa: B018
 

@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -30,6 +29,7 @@ import esper
 from esper.growing.progressive import Progressive, choose_active, copy_block, drop_nested, find_blocks
 from esper.utils.errors import UserError
 from tests.growing.test_zoo import timm_model
+from tests.waiting import MINUTE, run_group
 
 ROOT = Path(__file__).parents[2]
 TOKENS = torch.randint(0, 20, (2, 6), generator=torch.Generator().manual_seed(0))
@@ -714,10 +714,8 @@ def test_what_blocks_pass_on_goes_through_skipped_ones(way: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_two_processes_have_equal_weights_and_those_of_one(tmp_path: Any) -> None:
     command = [sys.executable, "-m", "tests.growing.processes", str(tmp_path)]
-    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])}
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=os.environ | variables, timeout=300
-    )
+    variables = {"PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])}
+    done = run_group(command, 5 * MINUTE, variables, ROOT)
     assert "8 blocks active on 2 processes, equal weights" in done.stdout, done.stderr  # examples/ddp.py
     for way, single in {"ddp": "ddp", "fsdp2": "ddp", "tied": "tied"}.items():
         one = torch.load(tmp_path / f"{single}-1-0.pt")

@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode  # noqa: E402
 
 import esper.gym  # noqa: E402
 from esper.lifecycle.actions import Head, Op, head_sizes  # noqa: E402
+from tests.waiting import MINUTE  # noqa: E402
 
 OPTIONS = {"task": "spirals", "steps": 4, "batches_per_epoch": 1}
 
@@ -106,7 +107,7 @@ def test_registration_is_late_and_needs_no_torch() -> None:
     late = "import sys, esper; assert 'gymnasium' not in sys.modules"
     known = "import gymnasium, sys, esper; assert 'esper/Growth-v0' in gymnasium.registry"
     for code in (late, known + "; assert 'torch' not in sys.modules"):
-        subprocess.run([sys.executable, "-c", code], check=True)
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=MINUTE)
 
 
 def test_maskable_ppo_trains_on_it_unchanged() -> None:

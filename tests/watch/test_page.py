@@ -22,6 +22,7 @@ from esper.runs.schema import Comparison, ControllerResult, CurvePoint, paired_d
 from esper.watch.report import render_report
 from tests.growing import models
 from tests.runs.made_up import add_round, comparison, made_up_trajectories, summary, trained
+from tests.waiting import MINUTE, read_line
 from tests.watch.browser import Visit, opened_tab
 from tests.watch.served import Served, serving
 
@@ -236,8 +237,7 @@ def watch_command(folder: Path, port: int) -> subprocess.Popen[str]:
         [sys.executable, "-m", "esper", "watch", str(folder), "--port", str(port)],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert process.stdout is not None
-    assert "open http://127.0.0.1:" in process.stdout.readline()
+    assert "open http://127.0.0.1:" in read_line(process)
     return process
 
 
@@ -249,7 +249,7 @@ def test_the_page_comes_back_after_the_server_was_killed(tab: Any, live: RunFold
         visit = Visit(tab, f"http://127.0.0.1:{port}/")
         visit.wait("() => document.querySelector('#rounds-done')?.textContent === '5 / 40'")
         os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(MINUTE)
         visit.wait("() => document.querySelector('#link').textContent !== ''")
         add_round(live, 6, members=16)
         process = watch_command(live.path, port)

@@ -20,6 +20,7 @@ from esper.runs.schema import RoundSummary
 from esper.utils.errors import UserError
 from esper.watch.server import ADDRESS, Library, open_socket, serve
 from tests.runs.made_up import comparison, made_up_trajectories, trained
+from tests.waiting import read_line
 from tests.watch.served import Served, serving
 
 ROOT = Path(__file__).parents[2]
@@ -162,8 +163,7 @@ def test_the_commands_of_the_page_serve(command: str, folder: RunFolder) -> None
         [sys.executable, "-m", "esper", *arguments, "--port", "0"], stdout=subprocess.PIPE, text=True
     )
     try:
-        assert process.stdout is not None
-        told = process.stdout.readline()
+        told = read_line(process)
         address = re.search(r"open (http://\S+) ", told)
         assert address, told
         port, token = re.search(r":(\d+)/(.*)", address[1]).groups()  # type: ignore[union-attr]
