@@ -200,10 +200,6 @@ def rate_share(done: Tensor, config: PopulationConfig) -> Tensor:
     return SCHEDULES[config.schedule](done, config)
 
 
-def _constant(done: Tensor, config: PopulationConfig) -> Tensor:
-    return torch.ones_like(done)
-
-
 def _cosine(done: Tensor, config: PopulationConfig, start: float = 0.0) -> Tensor:
     return (0.5 * (1.0 + torch.cos(math.pi * (done - start) / (1.0 - start)))).clamp(min=LEAST)
 
@@ -225,7 +221,7 @@ def _flat(done: Tensor, config: PopulationConfig) -> Tensor:
 
 
 SCHEDULES: dict[str, Callable[[Tensor, PopulationConfig], Tensor]] = {
-    "constant": _constant,
+    "constant": lambda done, config: torch.ones_like(done),
     "cosine": _cosine,
     "one_cycle": _one_cycle,
     "flat": _flat,

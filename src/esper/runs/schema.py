@@ -23,7 +23,9 @@ from esper.utils.statistics import paired_interval
 NAN = float("nan")
 Number = Annotated[float, BeforeValidator(lambda value: NAN if value is None else value)]  # null reads as NaN
 Record = TypeVar("Record")
-EventKind = Literal["germinated", "stage_changed", "gate_refused", "fossilised", "pruned", "rolled_back"]
+EventKind = Literal[
+    "germinated", "stage_changed", "gate_refused", "fossilised", "pruned", "rolled_back", "rate_changed"
+]
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Event:
     stage_from: str | None = None
     stage_to: str | None = None
     gate: str | None = None
+    rate: str | None = None  # DOUBLE, HALVE or DECAY; `numbers` has the rate as times that of the recipe
     numbers: Mapping[str, Number] = field(default_factory=dict)
 
 

@@ -5,8 +5,8 @@
 A growth has one file, 0; a comparison one for each controller, in their order from 1 on, with its name.
 
 The tensors are those of `COLUMNS`, for T steps, N members and S slots; rows of T + 1 begin before the first
-step. The header names the round, the slots, the host's parts and what the numbers of stages, ops and
-blueprints mean, so that a reader needs no table of its own. A round of 2,048 members with 3 slots and 24
+step. The header names the round, the slots, the host's parts and what the numbers of stages, ops, blueprints
+and rates mean, so that a reader needs no table of its own. A round of 2,048 members with 3 slots and 24
 steps takes 1.5 MB, and no more than `kept` rounds stay: the newest, and older ones ever more sparsely.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "parameters": ("f4", "UN"),
     "spent": ("f4", "UN"),  # training FLOPs since the episode began
     "seed_parameters": ("i4", "SB"),
+    # where controllers set learning rates
+    "rate": ("f4", "UN"),  # times that of the recipe
+    "rate_choice": ("u1", "TN"),  # as carried out
 }
 
 
@@ -59,7 +62,7 @@ class HostPart:
 
 @dataclass(frozen=True)
 class Trajectories:
-    """All members in one round. `columns` holds every name of `COLUMNS`, in its type and shape."""
+    """All members in one round. `columns` holds the names of `COLUMNS`, each in its type and shape."""
 
     round: int
     slots: Sequence[str]  # [S]; slot s sits after part s
@@ -68,6 +71,7 @@ class Trajectories:
     op_names: Mapping[int, str]
     blueprint_names: Mapping[int, str]
     columns: Mapping[str, NDArray[Any]]
+    rate_names: Mapping[int, str] = field(default_factory=dict)
     title: str = ""  # what the viewer should know it by, where that is not the round: the controller
 
     def to_bytes(self) -> bytes:
@@ -75,7 +79,7 @@ class Trajectories:
         header = {"format": 1} | {
             f.name: json_values(getattr(self, f.name)) for f in fields(self) if f.name != "columns"
         }
-        columns = {name: np.ascontiguousarray(self.columns[name]) for name in COLUMNS}
+        columns = {name: np.ascontiguousarray(column) for name, column in self.columns.items()}
         return bytes(save(columns, {"trajectories": json.dumps(header)}))
 
 

@@ -75,6 +75,8 @@ class EpisodeRecord:
     rolled_back: Bools  # [T, N, S] seeds that the governor ended
     # the end
     final_slots: SlotStates  # on the host
+    # seen: the learning rate, times the recipe's; `scale` and `decay_at` of Rates. None where nobody sets it
+    rates: Floats | None = None  # [T + 1, N, 3]
 
     def select_members(self, span: slice) -> EpisodeRecord:
         """Return the same episode of some of its members."""
@@ -120,13 +122,8 @@ class EpisodeRecord:
         more = steps - self.num_steps
         if not more:
             return self
-        resting = {
-            "stage": self.seen_stage[-1],
-            "ticked_stage": self.seen_stage[-1],
-            "blueprint": self.seen_blueprint[-1],
-            "style": self.seen_style[-1],
-            "alpha": self.final_slots.alpha.numpy(),
-        }
+        resting = {name: vars(self)[f"seen_{name}"][-1] for name in ("stage", "blueprint", "style")}
+        resting |= {"ticked_stage": resting["stage"], "alpha": self.final_slots.alpha.numpy()}
         arrays: dict[str, Any] = {}
         for name, value in self._by_step().items():
             with_outcome = resting.get(name, np.full_like(value[-1], _AT_REST.get(name, 0)))
@@ -204,12 +201,8 @@ class Episode:
     def record(self) -> EpisodeRecord:
         """Return the record of the episode so far, of at least one step."""
         environment = self.environment
-        story = {
-            "seen": stack_steps(self._seen),
-            "done": stack_steps(self._done),
-            "slots": environment.slots.tensors(),
-        }
-        held = {f"{part}.{name}": value for part, named in story.items() for name, value in named.items()}
+        held = add_prefix("seen", stack_steps(self._seen)) | add_prefix("done", stack_steps(self._done))
+        held |= add_prefix("slots", environment.slots.tensors())
         read = to_cpu(held | {"members": environment.members})
         seen, done = (
             {name: value.numpy() for name, value in strip_prefix(part, read).items()}
@@ -272,40 +265,36 @@ def play(
 
 
 def _seen(environment: Environment) -> dict[str, Tensor]:
-    rows = environment.state
-    return {
+    rows, rates = environment.state, environment.state.rates
+    seen = {
         "accuracy": rows.history.accuracy,
         "loss": rows.history.loss,
         "parameters": environment.parameters,
         "potential": environment.potential,
         "spent": environment.flops,
-        "seen_stage": rows.slots.stage,
-        "seen_blueprint": rows.slots.blueprint,
-        "seen_style": rows.slots.style,
-        "seen_age": rows.slots.age,
+        **{f"seen_{name}": getattr(rows.slots, name) for name in ("stage", "blueprint", "style", "age")},
         "contribution": rows.evidence.contribution,
         "health": rows.evidence.gradient_health,
         "shadow_gain": rows.evidence.shadow_gain,
     }
+    if rates is not None:
+        left, at = 1.0 - environment.derived.spent, 1.0 - rates.decay_at
+        now = rates.scale * torch.where(left < at, left / at, 1.0).float()  # it falls linearly to 0
+        seen["rates"] = torch.stack((now, rates.scale, rates.decay_at), dim=-1)
+    return seen
 
 
 def _done(actions: Actions, result: StepResult) -> dict[str, Tensor]:
     outcome, ticked = result.outcome, result.ticked
     return {
         "choices": actions.choices * result.active.unsqueeze(1),  # the finished wait
-        "executed_op": outcome.executed_op,
-        "succeeded": outcome.succeeded,
-        "refused_by": outcome.refused_by,
+        **{name: getattr(outcome, name) for name in ("executed_op", "succeeded", "refused_by", "germinated")},
         "reward": result.reward,
         "panicked": result.panicked,
         "training_loss": result.training.loss,
         "measured_loss": result.validation.loss,
-        "stage": outcome.states.stage,
-        "alpha": outcome.states.alpha,
-        "blueprint": outcome.states.blueprint,
-        "style": outcome.states.style,
+        **{name: getattr(outcome.states, name) for name in ("stage", "alpha", "blueprint", "style")},
         "ticked_stage": ticked.states.stage,
-        "germinated": outcome.germinated,
         "pruned": outcome.pruned | ticked.pruned,
         "rolled_back": result.rolled_back,
     }

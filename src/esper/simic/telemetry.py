@@ -1,13 +1,15 @@
 """What a run folder keeps of a round: its events, its summary, and the trajectories of all members.
 
 An event's numbers are those that were known when the decision was made: the seed's `contribution`,
-`shadow_gain` (points), `health`, `age` and `parameters`, the member's `loss` and `accuracy`. What was never
-measured is left out. Slots that cool down after a prune do so by the clock alone and make no events.
+`shadow_gain` (points), `health`, `age` and `parameters`, the member's `loss`, `accuracy` and, times that of
+the recipe, `rate` and `rate_before`. What was never measured is left out. Slots that cool down after a prune
+do so by the clock alone and make no events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from esper.lifecycle.actions import Blueprint, Head, Op, Style, has_gate
+from esper.lifecycle.actions import Blueprint, Head, Op, Rate, Style, has_gate
 from esper.lifecycle.legality import Gate
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.population.population import Population
@@ -25,6 +27,7 @@ from esper.simic.agent.ppo import UpdateMetrics
 from esper.simic.rollout import Bools, Doubles, EpisodeRecord, Ints
 from esper.utils.statistics import mean_interval
 
+_LEARNED = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance")
 _SEED = np.isin(np.arange(max(Stage) + 1), [int(s) for s in SEED_STAGES])
 _GATED = has_gate(torch.arange(len(Style))).numpy()
 
@@ -45,6 +48,7 @@ def episode_events(record: EpisodeRecord, round: int) -> list[Event]:
         *_slot_events(record, round, "pruned", record.rolled_back, record.ticked_stage, cut),
         *_refusals(record, round),
         *_rollbacks(record, round),
+        *_rate_changes(record, round),
     ]
     return sorted(events, key=lambda event: (event.step, event.member))
 
@@ -63,13 +67,13 @@ def _slot_events(
     before: speak of the seed that was there before the action, not after it.
     """
     blueprints = record.seen_blueprint[:-1] if before else record.blueprint
-    sizes = _seed_sizes(record, before)
+    styles = record.seen_style[:-1] if before else record.style
+    bodies = record.seed_parameters[np.arange(len(record.slot_ids)), np.maximum(blueprints, 0)]
+    sizes = bodies + _GATED[styles] * record.gate_parameters  # of a seed, its gate included
+    event = partial(_event, record, round, kind)
     return [
-        Event(
-            round=round,
-            step=t,
-            member=int(record.members[n]),
-            kind=kind,
+        event(
+            (t, n),
             slot=record.slot_ids[s],
             blueprint=Blueprint(int(blueprints[t, n, s])).name,
             stage_from=Stage(int(stage_from[t, n, s])).name,
@@ -80,27 +84,15 @@ def _slot_events(
     ]
 
 
-def _seed_sizes(record: EpisodeRecord, before: bool) -> Ints:
-    """Return parameters of the seed in each slot, its gate included.  # [T, N, S]"""
-    blueprint = record.seen_blueprint[:-1] if before else record.blueprint
-    style = record.seen_style[:-1] if before else record.style
-    slots = np.arange(len(record.slot_ids))
-    bodies = record.seed_parameters[slots, np.maximum(blueprint, 0)]
-    return np.asarray(bodies + _GATED[style] * record.gate_parameters, dtype=np.int64)
-
-
 def _refusals(record: EpisodeRecord, round: int) -> list[Event]:
     """Return actions that a gate refused."""
-    events = []
+    event, events = partial(_event, record, round, "gate_refused"), []
     for t, n in np.argwhere(record.refused_by != int(Gate.NONE)).tolist():
         s = int(record.choices[t, n, Head.SLOT])
         blueprint = int(record.seen_blueprint[t, n, s])
         events.append(
-            Event(
-                round=round,
-                step=t,
-                member=int(record.members[n]),
-                kind="gate_refused",
+            event(
+                (t, n),
                 slot=record.slot_ids[s],
                 blueprint=Blueprint(blueprint).name if blueprint >= 0 else None,
                 stage_from=Stage(int(record.seen_stage[t, n, s])).name,
@@ -113,12 +105,10 @@ def _refusals(record: EpisodeRecord, round: int) -> list[Event]:
 
 def _rollbacks(record: EpisodeRecord, round: int) -> list[Event]:
     """Return members that the governor took back; each seed that this ended has an event of its own."""
+    event = partial(_event, record, round, "rolled_back")
     return [
-        Event(
-            round=round,
-            step=t,
-            member=int(record.members[n]),
-            kind="rolled_back",
+        event(
+            (t, n),
             numbers=_finite(
                 loss=record.measured_loss[t, n],
                 training_loss=record.training_loss[t, n],
@@ -130,6 +120,37 @@ def _rollbacks(record: EpisodeRecord, round: int) -> list[Event]:
         )
         for t, n in np.argwhere(record.panicked).tolist()
     ]
+
+
+def _rate_changes(record: EpisodeRecord, round: int) -> list[Event]:
+    """Return what was done to learning rates, where controllers set them."""
+    if record.rates is None:
+        return []
+    done, scale = rate_choices(record), record.rates[..., 1]
+    event = partial(_event, record, round, "rate_changed")
+    return [
+        event(
+            (t, n),
+            rate=Rate(int(done[t, n])).name,
+            numbers={"rate": float(scale[t + 1, n]), "rate_before": float(scale[t, n])}
+            | _finite(loss=record.loss[t, n], accuracy=record.accuracy[t, n]),
+        )
+        for t, n in np.argwhere(done != Rate.KEEP).tolist()
+    ]
+
+
+def rate_choices(record: EpisodeRecord) -> Ints:
+    """Return the `Rate` that each step carried out; KEEP where the governor took the step back.  # [T, N]"""
+    assert record.rates is not None
+    changed = record.rates[1:] != record.rates[:-1]
+    raised = record.rates[1:, :, 1] > record.rates[:-1, :, 1]
+    cases = [changed[..., 2], raised, changed[..., 1]]
+    found = np.select(cases, [Rate.DECAY, Rate.DOUBLE, Rate.HALVE], Rate.KEEP)
+    return np.where(record.panicked, int(Rate.KEEP), found)
+
+
+def _event(record: EpisodeRecord, round: int, kind: EventKind, at: tuple[int, int], **more: Any) -> Event:
+    return Event(round, at[0], int(record.members[at[1]]), kind, **more)
 
 
 def _numbers(record: EpisodeRecord, t: int, n: int, s: int) -> dict[str, float]:
@@ -154,30 +175,23 @@ def summarize_round(
 
     progress: how far the run is and the learning rate, by the names of `RoundSummary`.
     """
-    returns, return_ci = mean_interval(record.returns.tolist())
-    accuracy, accuracy_ci = mean_interval(record.accuracy[-1].tolist())
-    ratio, ratio_ci = mean_interval(record.parameter_ratio[-1].tolist())
-    by_step = op_shares(record)  # [T, ops]
+    by_step, above = op_shares(record), dict[str, float]()  # [T, ops]
+    ends = {"return": record.returns, "accuracy": record.accuracy[-1]}
+    ends["parameter_ratio"] = record.parameter_ratio[-1]
+    for name, values in ends.items():
+        progress[f"{name}_mean"], progress[f"{name}_ci"] = mean_interval(values.tolist())
+    if control is not None:
+        mean, half = mean_interval((record.returns - control.returns).tolist())
+        above = {"above_twin": mean, "above_twin_ci": half}  # the same networks without growth
     return RoundSummary(
         **progress,
         members=record.num_members,
-        return_mean=returns,
-        return_ci=return_ci,
-        accuracy_mean=accuracy,
-        accuracy_ci=accuracy_ci,
-        parameter_ratio_mean=ratio,
-        parameter_ratio_ci=ratio_ci,
         op_shares={op.name: float(share) for op, share in zip(Op, by_step.mean(axis=0), strict=True)},
         op_shares_by_step=by_step.tolist(),
         head_entropy=dict(update.head_entropy),
-        policy_loss=update.policy_loss,
-        value_loss=update.value_loss,
-        entropy=update.entropy,
-        kl=update.kl,
-        clip_fraction=update.clip_fraction,
-        explained_variance=update.explained_variance,
+        **{name: getattr(update, name) for name in _LEARNED},
         gradient_norm=update.grad_norm,
-        extra=_extra(record, update) | _compare_with_control(record, control),
+        extra=_extra(record, update) | above,
         anomalies=_anomalies(record, update),
     )
 
@@ -207,14 +221,6 @@ def planted(record: EpisodeRecord) -> dict[str, float]:
     return {f"planted/{b.name}": float(counts[b]) for b in Blueprint if counts[b] > 0}
 
 
-def _compare_with_control(record: EpisodeRecord, control: EpisodeRecord | None) -> dict[str, float]:
-    """Return the gain over the ungrown control runs, where there are any."""
-    if control is None:
-        return {}
-    mean, half = mean_interval((record.returns - control.returns).tolist())
-    return {"above_twin": mean, "above_twin_ci": half}
-
-
 def _anomalies(record: EpisodeRecord, update: UpdateMetrics) -> list[str]:
     """Return one sentence for each thing that should not happen."""
     found = []
@@ -231,10 +237,12 @@ def _anomalies(record: EpisodeRecord, update: UpdateMetrics) -> list[str]:
 
 # What the numbers in trajectories mean.
 NAMES: dict[str, Any] = {
-    "stage_names": {int(s): s.name for s in Stage},
-    "op_names": {int(op): op.name for op in Op},
-    "blueprint_names": {int(b): b.name for b in Blueprint},
+    f"{kind.__name__.lower()}_names": {int(member): member.name for member in kind}
+    for kind in (Stage, Op, Blueprint, Rate)
 }
+# Columns of trajectories that are kept as the record has them.
+_KEPT = ("members", "returns", "stage", "succeeded", "accuracy", "parameters", "spent", "seed_parameters")
+_RANGE = (UNMEASURED + 1, -UNMEASURED - 1)  # of contributions, in hundredths of a point
 _SHOWN = 24  # layers of a part that are named; a deep segment says how many more it has
 
 
@@ -245,22 +253,18 @@ def build_trajectories(
 
     parts: what the network is drawn from, one behind each slot and the rest, as from `describe_host`.
     """
+    points = 100 * record.contribution[:-1]
     columns: dict[str, NDArray[Any]] = {
-        "members": record.members,
-        "returns": record.returns,
-        "stage": record.stage,
+        **{name: getattr(record, name) for name in _KEPT},
         "alpha": (255 * record.alpha).round(),
         "blueprint": np.where(record.blueprint < 0, NO_BLUEPRINT, record.blueprint),
-        "contribution": _hundredths(record.contribution[:-1]),
+        "contribution": np.where(np.isfinite(points), np.clip(points, *_RANGE).round(), UNMEASURED),
         "op": record.choices[:, :, Head.OP],
         "op_slot": record.choices[:, :, Head.SLOT],
-        "succeeded": record.succeeded,
         "rolled_back": record.panicked,
-        "accuracy": record.accuracy,
-        "parameters": record.parameters,
-        "spent": record.spent,
-        "seed_parameters": record.seed_parameters,
     }
+    if record.rates is not None:
+        columns |= {"rate": record.rates[..., 0], "rate_choice": rate_choices(record)}
     return Trajectories(
         round=round,
         slots=record.slot_ids,
@@ -291,8 +295,3 @@ def describe_layers(module: nn.Module) -> list[str]:
     leaves = [str(leaf).splitlines()[0] for leaf in module.modules() if not list(leaf.children())]
     rest = len(leaves) - _SHOWN
     return leaves[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])
-
-
-def _hundredths(points: NDArray[np.float32]) -> NDArray[np.float32]:
-    clipped = np.clip(100 * points, UNMEASURED + 1, -UNMEASURED - 1).round()
-    return np.asarray(np.where(np.isfinite(points), clipped, UNMEASURED))
