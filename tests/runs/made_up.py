@@ -16,6 +16,7 @@ STAGES = {
     7: "FOSSILIZED", 8: "PRUNED", 9: "EMBARGOED", 10: "RESETTING",
 }  # fmt: skip
 OPS = dict(enumerate(("WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "FOSSILIZE", "ADVANCE")))
+RATES = dict(enumerate(("KEEP", "DOUBLE", "HALVE", "DECAY")))
 BLUEPRINTS = dict(enumerate(("NOOP", "CONV_LIGHT", "ATTENTION", "NORM", "DEPTHWISE", "BOTTLENECK")))
 HOST = 882
 _SIZES = np.array([0, 600, 40, 17, 152, 384])
@@ -23,9 +24,15 @@ _PATIENCE = {2: 1, 3: 3, 4: 5, 6: 2, 8: 1, 9: 3, 10: 1}  # steps in a stage
 
 
 def made_up_trajectories(
-    round: int = 1, members: int = 16, steps: int = 24, slots: int = 3, seed: int = 0, title: str = ""
+    round: int = 1,
+    members: int = 16,
+    steps: int = 24,
+    slots: int = 3,
+    seed: int = 0,
+    title: str = "",
+    rates: bool = False,
 ) -> Trajectories:
-    """Seeds that are planted, blend, stay or go; better rounds keep more."""
+    """Seeds that are planted, blend, stay or go; better rounds keep more. Rates that are set, if asked."""
     draw = np.random.default_rng((seed, round))
     stage = np.full((steps, members, slots), 1)
     alpha = np.zeros((steps, members, slots))
@@ -52,6 +59,8 @@ def made_up_trajectories(
         "rolled_back": draw.random((steps, members)) < 0.002, "accuracy": accuracy, "parameters": parameters,
         "spent": spent, "seed_parameters": np.tile(_SIZES, (slots, 1)),
     }  # fmt: skip
+    if rates:
+        columns |= _rates(draw, steps, members)
     layers = ("Conv1d(8, 8, kernel_size=(3,))", "GroupNorm(1, 8)", "ReLU()")
     parts = [HostPart(f"segment {i + 1}", layers, 210, (8, 40 >> i)) for i in range(slots)]
     return Trajectories(
@@ -61,9 +70,25 @@ def made_up_trajectories(
         stage_names=STAGES,
         op_names=OPS,
         blueprint_names=BLUEPRINTS,
+        rate_names=RATES,
         columns={name: np.asarray(column).astype(COLUMNS[name][0]) for name, column in columns.items()},
         title=title,
     )
+
+
+def _rates(draw: np.random.Generator, steps: int, members: int) -> dict[str, np.ndarray]:
+    """Rates that begin anywhere, are changed at random, and fall to 0 once that was chosen."""
+    choice = draw.choice(4, (steps, members), p=[0.6, 0.2, 0.15, 0.05])
+    rate = np.zeros((steps + 1, members))
+    rate[0] = np.exp(draw.uniform(-2.3, 2.3, members))
+    for n in range(members):
+        fall = 0.0  # of a step
+        for t in range(steps):
+            choice[t, n] *= fall == 0
+            rate[t + 1, n] = rate[t, n] * {1: 2.0, 2: 0.5}.get(int(choice[t, n]), 1.0) - fall
+            if choice[t, n] == 3:
+                fall = rate[t + 1, n] / max(steps - 1 - t, 1)
+    return {"rate": rate.clip(0), "rate_choice": choice}
 
 
 def _live(draw, round, stage, alpha, blueprint, points, ops) -> None:  # type: ignore[no-untyped-def]
@@ -145,17 +170,28 @@ def events_of(trajectories: Trajectories, most: int = 2000) -> list[Event]:
         names = (trajectories.slots[s], BLUEPRINTS.get(seed), STAGES[before], STAGES[now], None, numbers)
         if now in (2, 3, 4, 6, 7, 8):
             found.append(Event(trajectories.round, t + 1, n, kinds.get(now, "stage_changed"), *names))  # type: ignore[arg-type]
-    return found
+    for t, n in np.argwhere(trajectories.columns.get("rate_choice", np.zeros((0, 0)))).tolist():
+        before, after = trajectories.columns["rate"][t : t + 2, n].tolist()
+        name = RATES[int(trajectories.columns["rate_choice"][t, n])]
+        numbers = {"rate": after, "rate_before": before}
+        found.append(Event(trajectories.round, t, n, "rate_changed", rate=name, numbers=numbers))
+    return sorted(found, key=lambda event: event.step)
 
 
 def trained(
-    path: Path, rounds: int = 40, of: int = 40, members: int = 64, gain: float = 0.2, note: str = ""
+    path: Path,
+    rounds: int = 40,
+    of: int = 40,
+    members: int = 64,
+    gain: float = 0.2,
+    note: str = "",
+    rates: bool = False,
 ) -> RunFolder:
     """A training run of so many rounds; it is still open."""
     config = f"seed: 0\ntask: mnist1d\nmembers: {members}\nrounds: {of}\nppo:\n  clip: {gain}\n{note}"
     folder = RunFolder.create(path, config=config, seed=0, command=["esper", "train", "--preset", "demo"])
     for number in sorted(kept_rounds(rounds, 12)) if rounds else ():
-        trajectories = made_up_trajectories(number, members)
+        trajectories = made_up_trajectories(number, members, rates=rates)
         folder.events_file.append(*events_of(trajectories))
         folder.trajectories.write(trajectories, 12)
     folder.metrics_file.append(*(summary(number, of, members, gain) for number in range(1, rounds + 1)))

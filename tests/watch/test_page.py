@@ -50,6 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     close = Path(__file__).parent / "crowded.json"  # five controllers, long names, close together
     trained(folder / "first", rounds=20, of=20, members=24).close()
     trained(folder / "second", rounds=14, of=20, members=24, gain=0.1).close()
+    trained(folder / "rated", rounds=3, of=3, members=12, rates=True).close()
     with trained(folder / "crowded", rounds=3, of=3, members=4) as crowded:
         shutil.copy(close, crowded.path / "results.json")
     with RunFolder.create(folder / "compared", config="task: digits\n", seed=7, kind="compare") as compared:
@@ -114,7 +115,7 @@ def check_views(visit: Visit, run: str) -> None:
 @pytest.mark.parametrize(
     ("run", "width", "theme"),
     [("first&runs=second", 1440, "dark"), ("growth", 900, "dark"), ("contest", 360, "light"),
-     ("crowded", 360, "dark"), ("crowded", 768, "light"), ("shown", 2000, "light")],
+     ("crowded", 360, "dark"), ("rated", 768, "light"), ("shown", 2000, "light")],
 )  # fmt: skip
 def test_every_view_shows_without_an_error_and_fits(
     tab: Any, served: Served, run: str, width: int, theme: str
@@ -127,7 +128,7 @@ def test_every_view_shows_without_an_error_and_fits(
 @pytest.mark.parametrize(
     ("run", "width", "theme"),
     [("first", 360, "dark"), ("shown", 360, "light"), ("compared", 1400, "dark"), ("contest", 360, "light"),
-     ("mine", 1400, "light"), ("growth", 360, "light")],
+     ("mine", 1400, "light"), ("growth", 360, "light"), ("rated", 1400, "dark")],
 )  # fmt: skip
 def test_a_report_shows_every_view_from_disk(
     tab: Any, runs: Path, tmp_path: Path, run: str, width: int, theme: str
@@ -212,6 +213,47 @@ def test_a_growth_from_python_is_shown_by_epochs_beside_its_baseline(tab: Any, s
     visit.wait("() => document.querySelectorAll('.comparing .results table').length === 2")
     assert visit.page.locator("main", has_text="the same model without growth").count() == 1
     assert visit.errors == []
+
+
+def test_rates_that_are_set_are_shown_for_one_member_and_for_all(
+    tab: Any, served: Served, runs: Path
+) -> None:
+    told = made_up_trajectories(3, members=12, rates=True)
+    choice, rate = told.columns["rate_choice"], told.columns["rate"]
+    visit = Visit(tab, served.address, "runs=rated&view=members&member=5&step=7")
+    visit.wait("() => document.querySelector('.rate .uplot')")
+    words = {1: "×2", 2: "÷2", 3: "↘"}
+    marks = ", ".join(f"{t + 1} {words[int(choice[t, 5])]}" for t in np.flatnonzero(choice[:, 5]))
+    assert visit.ask("() => document.querySelector('.rate .body').dataset.marks") == marks
+    figures = visit.page.locator(".figures").inner_text().replace("\n", " ")
+    now = float(f"{rate[8, 5]:.3g}")
+    assert f"learning rate × {now:g}" in figures, figures
+    visit.go("runs=rated&view=controller&step=7")
+    visit.wait("() => document.querySelector('.rates .uplot')")
+    shown = visit.ask(SPREAD)
+    for u in range(told.columns["rate"].shape[0]):
+        octaves = np.sort(np.log2(rate[u][rate[u] > 0]))
+        if len(octaves):
+            ends = [octaves[round(share * (len(octaves) - 1))] for share in (0.1, 0.9)]
+            assert [row[u] for row in shown] == pytest.approx([octaves.mean(), *ends], abs=1e-5)
+    visit.go("runs=rated&view=events&member=5")
+    chip = visit.page.locator(".chip", has_text="rate changed")
+    chip.click()
+    assert chip.inner_text() == f"rate changed {np.count_nonzero(choice[:, 5])}"
+    assert visit.page.locator(".events-table tbody tr").count() == np.count_nonzero(choice[:, 5])
+    visit.go("runs=first&view=controller")
+    visit.wait("() => document.querySelector('.rates').hidden")  # a folder without rates
+    visit.go("runs=first&view=members")
+    visit.wait("() => document.querySelector('.network') && document.querySelector('.rate').hidden")
+    assert visit.errors == []
+
+
+SPREAD = """async () => {
+  const { momentOf } = await import("/js/moment.js");
+  const { spreadOf } = await import("/js/rates.js");
+  const { mean, low, high } = spreadOf(momentOf(() => {}).trajectories);
+  return [mean, low, high];
+}"""
 
 
 def test_a_run_is_followed_forward_and_back(tab: Any, tmp_path: Path) -> None:

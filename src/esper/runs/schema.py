@@ -96,8 +96,8 @@ class Event:
     stage_from: str | None = None
     stage_to: str | None = None
     gate: str | None = None
-    rate: str | None = None  # DOUBLE, HALVE or DECAY; `numbers` has the rate as times that of the recipe
     numbers: Mapping[str, Number] = field(default_factory=dict)
+    rate: str | None = None  # DOUBLE, HALVE or DECAY; `numbers` has the rate as times that of the recipe
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import { finite } from "./format.js";
 const drawn = new Set();
 const noLabel = () => "";
 
-// One chart in a card. `update({x, lines, mark})` gives it numbers:
-//   x [n]; lines [{name, colour, y [n], low?, high?, dash?, fill?, show?}]; mark: x of the moment that is shown
+// One chart in a card. `update({x, lines, mark, marks})` gives it numbers:
+//   x [n]; lines [{name, colour, y [n], low?, high?, dash?, fill?, show?, spoken?}], where spoken(i) is the text
+//   of a value; mark: x of the moment that is shown; marks [{x, y, text}] are written over the lines
 export class Chart {
   constructor(
     title,
@@ -37,9 +38,10 @@ export class Chart {
     drawn.add(this);
   }
 
-  update({ x, lines, mark = null, stacked = false }) {
+  update({ x, lines, mark = null, marks = [], stacked = false }) {
     this.lines = lines;
     this.mark = mark;
+    this.marks = marks;
     this.stacked = stacked;
     this.has = x.length > 0 && lines.length > 0;
     if (!this.has) {
@@ -121,7 +123,7 @@ export class Chart {
         { ...axis, label: this.yName, size: 48, values: (_, ticks) => distinct(ticks.map(this.form)) },
       ],
       hooks: {
-        draw: [(plot) => this.drawMark(plot)],
+        draw: [(plot) => this.drawMark(plot), (plot) => this.drawMarks(plot)],
         setCursor: [(plot) => this.readout(plot.cursor.idx ?? null)],
         ready: [(plot) => plot.over.addEventListener("click", () => this.pick(plot))],
       },
@@ -153,6 +155,22 @@ export class Chart {
     context.restore();
   }
 
+  drawMarks(plot) {
+    if (!this.marks?.length) return;
+    const { ctx: context, bbox } = plot;
+    context.save();
+    context.font = `600 ${11 * devicePixelRatio}px ${css("--font")}`;
+    context.fillStyle = css("--ink");
+    context.textAlign = "center";
+    context.textBaseline = "bottom";
+    for (const { x, y, text } of this.marks) {
+      if (!finite(y)) continue;
+      const high = plot.valToPos(y, "y", true) - 4 * devicePixelRatio;
+      context.fillText(text, plot.valToPos(x, "x", true), Math.max(high, bbox.top + 12 * devicePixelRatio));
+    }
+    context.restore();
+  }
+
   // The names of the lines, with their values under the cursor or at the moment that is shown.
   readout(index) {
     if (!this.has) return;
@@ -177,7 +195,8 @@ export class Chart {
         while (index === null && known > 0 && !finite(y[known])) known--; // a shorter run: its last round
         const value = y[known];
         const half = line.high && finite(value) ? line.high[known] - value : NaN;
-        const text = finite(half) ? `${this.form(value)} ± ${this.form(half)}` : this.form(value);
+        const plain = finite(half) ? `${this.form(value)} ± ${this.form(half)}` : this.form(value);
+        const text = line.spoken?.(known) ?? plain;
         return h("span", { class: "value" }, swatch(line.colour), h("em", {}, line.name), h("b", {}, text));
       }),
     );

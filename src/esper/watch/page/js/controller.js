@@ -5,6 +5,7 @@ import { opColour, opMeaning, seriesColour } from "./colours.js";
 import { h } from "./dom.js";
 import { finite, fixed, percent, words } from "./format.js";
 import { curves } from "./overview.js";
+import { makeRates } from "./rates.js";
 import { update } from "./state.js";
 
 const pickRound = (round) => update({ round });
@@ -52,10 +53,12 @@ export function makeController() {
     key,
     chart: new Chart(title, { ...over, hint, yName, form: (v) => fixed(v, digits), height: 140 }),
   }));
+  const rates = makeRates();
   const root = h(
     "div",
     { class: "view controller" },
     h("div", { class: "pair" }, ops.root, steps.root),
+    rates.root,
     h("div", { class: "pair" }, heads.root, seeds.root),
     h(
       "div",
@@ -63,7 +66,10 @@ export function makeController() {
       health.map(({ chart }) => chart.root),
     ),
   );
-  const step = (moment) => steps.update({ ...opsByStep(moment.record), mark: moment.t + 1, stacked: true });
+  const step = (moment) => {
+    steps.update({ ...opsByStep(moment.record), mark: moment.t + 1, stacked: true });
+    rates.update(moment);
+  };
   return {
     root,
     step,

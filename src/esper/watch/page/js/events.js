@@ -113,7 +113,7 @@ function rows(events) {
     words(event.blueprint),
     event.stage_to
       ? h("span", {}, swatch(stageColour(event.stage_to)), words(event.stage_to))
-      : words(event.gate),
+      : words(event.gate ?? event.rate),
     Object.entries(event.numbers ?? {})
       .filter(([, v]) => finite(v))
       .map(([name, v]) => `${words(name)} ${number(v)}`)
@@ -122,7 +122,11 @@ function rows(events) {
   return table(["step", "member", "what", "slot", "blueprint", "to", "numbers"], cells, "events-table");
 }
 
-const number = (value) => (Math.abs(value) >= 1000 ? short(value) : fixed(value, value % 1 ? 2 : 0));
+function number(value) {
+  const size = Math.abs(value);
+  if (size > 0 && size < 0.1) return String(Number(value.toPrecision(2)));
+  return size >= 1000 ? short(value) : fixed(value, value % 1 ? 2 : 0);
+}
 
 function ledgerTable(ledger) {
   if (!ledger.length) return h("p", { class: "empty" }, "nothing was planted");

@@ -5,6 +5,7 @@ import { css, seriesColour } from "./colours.js";
 import { fill, h, panel } from "./dom.js";
 import { fixed, percent, short } from "./format.js";
 import { drawNetwork } from "./network.js";
+import { factor, makeMemberRate } from "./rates.js";
 import { state, update } from "./state.js";
 import { drawStrip } from "./strip.js";
 import { makeWallPanel, selectedRow } from "./wall_panel.js";
@@ -59,7 +60,8 @@ function makeMember() {
     xName: "FLOPs",
   });
   compute.xForm = short;
-  body.append(figures, drawing, strip, h("div", { class: "pair" }, accuracy.root, compute.root));
+  const rate = makeMemberRate();
+  body.append(figures, drawing, strip, h("div", { class: "pair" }, accuracy.root, compute.root, rate.root));
   return {
     root,
     update(moment, n) {
@@ -75,7 +77,9 @@ function makeMember() {
       fill(figures, figuresOf(trajectories, n, t));
       fill(drawing, drawNetwork(trajectories, n, t));
       drawStrip(strip, trajectories, n, t);
-      const lines = courses(trajectories, n, seriesColour(Math.max(moment.runs.indexOf(moment.focus), 0)));
+      const colour = seriesColour(Math.max(moment.runs.indexOf(moment.focus), 0));
+      const lines = courses(trajectories, n, colour);
+      rate.update(trajectories, n, t, colour);
       accuracy.update({ ...lines.steps, mark: t + 1 });
       compute.update({ ...lines.compute, mark: trajectories.at("spent", t + 1, n) });
     },
@@ -91,6 +95,7 @@ function figuresOf(trajectories, n, t) {
     figure("parameters", `× ${fixed(ratio, 2)}`),
     figure("compute", `${short(trajectories.at("spent", t + 1, n))}FLOP`.replace(" FLOP", "FLOP")),
     figure("return", fixed(trajectories.columns.returns[n], 3, true)),
+    trajectories.columns.rate && figure("learning rate", factor(trajectories.at("rate", t + 1, n))),
   ];
 }
 
