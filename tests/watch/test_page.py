@@ -232,10 +232,10 @@ def test_rates_that_are_set_are_shown_for_one_member_and_for_all(
     visit.wait("() => document.querySelector('.rates .uplot')")
     shown = visit.ask(SPREAD)
     for u in range(told.columns["rate"].shape[0]):
-        octaves = np.sort(np.log2(rate[u][rate[u] > 0]))
-        if len(octaves):
-            ends = [octaves[round(share * (len(octaves) - 1))] for share in (0.1, 0.9)]
-            assert [row[u] for row in shown] == pytest.approx([octaves.mean(), *ends], abs=1e-5)
+        powers = np.sort(np.log10(rate[u][rate[u] > 0]))
+        if len(powers):
+            ends = [powers[int(share * (len(powers) - 1) + 0.5)] for share in (0.1, 0.9)]
+            assert [row[u] for row in shown] == pytest.approx([powers.mean(), *ends], abs=1e-5)
     visit.go("runs=rated&view=events&member=5")
     chip = visit.page.locator(".chip", has_text="rate changed")
     chip.click()

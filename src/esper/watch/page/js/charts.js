@@ -17,6 +17,7 @@ export class Chart {
     {
       hint = "",
       form = String,
+      tick = form,
       height = 180,
       filling = false,
       range,
@@ -28,7 +29,7 @@ export class Chart {
     },
   ) {
     const { root, body, side } = panel(title, hint, `chart ${classes}`);
-    Object.assign(this, { root, body, side, form, least: height, filling, range, sync, onPick });
+    Object.assign(this, { root, body, side, form, tick, least: height, filling, range, sync, onPick });
     Object.assign(this, { title, xName, yName });
     body.style.minHeight = `${height}px`;
     body.classList.toggle("filling", filling);
@@ -120,7 +121,7 @@ export class Chart {
           size: 26,
           values: (_, ticks) => ticks.map((tick) => (tick % 1 ? noLabel() : this.xForm(tick))),
         },
-        { ...axis, label: this.yName, size: 48, values: (_, ticks) => distinct(ticks.map(this.form)) },
+        { ...axis, label: this.yName, size: 48, values: (_, ticks) => distinct(ticks.map(this.tick)) },
       ],
       hooks: {
         draw: [(plot) => this.drawMark(plot), (plot) => this.drawMarks(plot)],

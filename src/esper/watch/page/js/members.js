@@ -61,7 +61,7 @@ function makeMember() {
   });
   compute.xForm = short;
   const rate = makeMemberRate();
-  body.append(figures, drawing, strip, h("div", { class: "pair" }, accuracy.root, compute.root, rate.root));
+  body.append(figures, drawing, strip, rate.root, h("div", { class: "pair" }, accuracy.root, compute.root));
   return {
     root,
     update(moment, n) {

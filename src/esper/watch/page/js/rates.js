@@ -10,28 +10,29 @@ import { update } from "./state.js";
 const CHOICES = { KEEP: ["", 7], DOUBLE: ["×2", 1], HALVE: ["÷2", 0], DECAY: ["↘", 3] };
 const SPREAD = [0.1, 0.9]; // the middle 80 % of the members
 
-// Rates differ by factors: the axis is of their octaves, and is labelled with the factors.
-const octave = (rate) => (rate > 0 ? Math.log2(rate) : null);
+// Rates differ by factors: the axis is of their logarithms, and is labelled with the factors.
+const power = (rate) => (rate > 0 ? Math.log10(rate) : null);
 export const factor = (rate) => (finite(rate) ? `× ${Number(rate.toPrecision(3))}` : "–");
-const form = (octaves) => (finite(octaves) ? factor(2 ** octaves) : "–");
+const form = (value) => (finite(value) ? factor(10 ** value) : "–");
+const tick = (value) => String(Number((10 ** value).toPrecision(1)));
 
 const pickStep = (step) => update({ step: Math.max(step - 1, 0) });
 
 function makeChart(title, hint, options) {
-  return new Chart(title, { hint, yName: "× the recipe's rate", form, xName: "step", onPick: pickStep, ...options });
+  return new Chart(title, { hint, yName: "× recipe", form, tick, xName: "step", onPick: pickStep, ...options });
 }
 
 // The rate of one member; hidden in rounds whose rates are the recipe's.
 export function makeMemberRate() {
   const hint = "×2 doubled, ÷2 halved, ↘ decays from here; dashed: mean of all members";
-  const chart = makeChart("Learning rate over steps", hint, { height: 150, filling: true, classes: "rate" });
+  const chart = makeChart("Learning rate over steps", hint, { height: 150, classes: "rate" });
   return {
     root: chart.root,
     update(trajectories, n, t, colour) {
       chart.root.hidden = !trajectories?.columns.rate;
       if (chart.root.hidden) return;
       const steps = [...Array(trajectories.T + 1).keys()];
-      const y = steps.map((u) => octave(trajectories.at("rate", u, n)));
+      const y = steps.map((u) => power(trajectories.at("rate", u, n)));
       const others = { name: "mean", colour: css("--muted"), dash: [4, 4], width: 1.2 };
       const lines = [
         { name: "this member", colour, y },
@@ -84,13 +85,13 @@ export function makeRates() {
   };
 }
 
-// Octaves of the mean and of the ends of the spread at each step; where all rates have fallen to 0 there is none.
+// Logarithms of the mean and of the ends of the spread at each step; where all rates have fallen to 0 there is none.
 export function spreadOf(trajectories) {
   if (trajectories.spread) return trajectories.spread;
   const { N, T, columns } = trajectories;
   const [mean, low, high] = [[], [], []];
   for (let u = 0; u <= T; u++) {
-    const row = [...columns.rate.slice(u * N, (u + 1) * N)].map(octave).filter(finite);
+    const row = [...columns.rate.slice(u * N, (u + 1) * N)].map(power).filter(finite);
     row.sort((a, b) => a - b);
     const at = (share) => row[Math.round(share * (row.length - 1))] ?? null;
     mean.push(row.length ? row.reduce((sum, value) => sum + value, 0) / row.length : null);
