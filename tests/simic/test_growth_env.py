@@ -15,7 +15,8 @@ from gymnasium.utils.env_checker import check_env  # noqa: E402
 from gymnasium.vector import AutoresetMode  # noqa: E402
 
 import esper.gym  # noqa: E402
-from esper.lifecycle.actions import Head, Op, head_sizes  # noqa: E402
+from esper.lifecycle.actions import NUM_HEADS, Head, Op, Rate, head_sizes  # noqa: E402
+from esper.lifecycle.rates import legal_rates  # noqa: E402
 from tests.waiting import MINUTE  # noqa: E402
 
 OPTIONS = {"task": "spirals", "steps": 4, "batches_per_epoch": 1}
@@ -33,8 +34,9 @@ def legal_actions(masks: np.ndarray, sizes: tuple[int, ...], seed: int) -> np.nd
     return np.stack([[draw.choice(np.flatnonzero(row)) for row in head] for head in heads], axis=1)
 
 
-def test_gymnasiums_own_checker_finds_nothing() -> None:
-    env = gymnasium.make(esper.gym.ENVIRONMENT_ID, disable_env_checker=True, **OPTIONS)
+@pytest.mark.parametrize("rates", [False, True])
+def test_gymnasiums_own_checker_finds_nothing(rates: bool) -> None:
+    env = gymnasium.make(esper.gym.ENVIRONMENT_ID, disable_env_checker=True, rates=rates, **OPTIONS)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         check_env(env.unwrapped)
@@ -95,6 +97,28 @@ def test_an_illegal_pair_costs_the_step_and_changes_nothing(envs: gymnasium.vect
     *_, infos = envs.step(action)
     assert not infos["succeeded"].any()
     assert (infos["executed_op"] == Op.WAIT).all()
+
+
+def test_with_rates_there_is_a_head_for_the_learning_rate() -> None:
+    envs = gymnasium.make_vec(
+        esper.gym.ENVIRONMENT_ID, num_envs=3, rates=True, rate_span=100.0, **{**OPTIONS, "steps": 6}
+    )
+    sizes = (*head_sizes(2), len(Rate))
+    assert envs.single_action_space.nvec.tolist() == list(sizes)
+    observations, infos = envs.reset(seed=1)
+    growth = envs._growth
+    for t in range(6):
+        assert envs.observation_space.contains(observations)
+        assert infos["action_mask"].shape == (3, sum(sizes))
+        assert growth.state.rates is not None
+        legal = legal_rates(growth.state.rates, growth.derived.spent).numpy()
+        np.testing.assert_array_equal(infos["action_mask"][:, -len(Rate) :], legal)
+        before = growth.state.rates.scale.clone()
+        actions = legal_actions(infos["action_mask"], sizes, t)
+        actions[:, :NUM_HEADS] = 0
+        observations, *_, infos = envs.step(actions)
+        factors = np.array([1.0, 2.0, 0.5, 1.0])[actions[:, -1]]
+        np.testing.assert_allclose(growth.state.rates.scale, before.numpy() * factors, rtol=1e-6)
 
 
 def test_step_before_reset_is_refused() -> None:

@@ -5,13 +5,13 @@
     infos["action_mask"]        # [N, choices of all heads] bool, True = legal
 
 An action has a number for each head: slot, blueprint, style, tempo, alpha_target, alpha_speed, alpha_curve,
-op. The masks judge every head alone; a slot on which the chosen op is not legal is an action that fails: it
-costs the step and changes nothing. `infos["slot_by_op"]` [N, ops, slots] holds the pairs.
+op, and with `rates=True` what is done to the learning rate. The masks judge every head alone; a slot on which
+the chosen op is not legal is an action that fails: it costs the step and changes nothing.
+`infos["slot_by_op"]` [N, ops, slots] holds the pairs.
 
 An episode has a fixed number of steps and its clock is in the observation, so its end is a termination and
-never a truncation.
-All members end together; the step after that resets them (autoreset mode NEXT_STEP). A reset with a seed
-begins the run of that seed; a reset without one begins its next episode.
+never a truncation. All members end together; the step after that resets them (autoreset mode NEXT_STEP). A
+reset with a seed begins the run of that seed; a reset without one begins its next episode.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from esper.lifecycle.actions import NUM_BLUEPRINTS, Actions, Head, head_sizes
+from esper.lifecycle.actions import NUM_BLUEPRINTS, Actions, Head, Rate, head_sizes
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, PPOConfig, lifecycle_for
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.tamiyo.policy import features
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.features import BASE_COLUMNS, SLOT_COLUMNS, Observation, batch_obs_to_features
 from esper.tasks import Task, load_task
 
 Floats = NDArray[np.float32]
@@ -52,6 +52,8 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
         steps: int = 30,
         batches_per_epoch: int = 4,
         device: str = "cpu",
+        rates: bool = False,
+        rate_span: float = 1.0,
     ):
         self.num_envs = num_envs
         self._spec = EnvironmentSpec(
@@ -59,16 +61,15 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
             members=torch.arange(num_envs),
             gamma=PPOConfig().gamma,
             device=device,
-            episode=EpisodeConfig(steps=steps, clock="steps"),
+            episode=EpisodeConfig(steps=steps, clock="steps", rates=rates, rate_span=rate_span),
             lifecycle=lifecycle_for(steps),
             population=PopulationConfig(batches_per_epoch=batches_per_epoch),
         )
         self._growth = GrowthEnvironment(self._spec)
-        self._episode = -1
-        self._over = False
+        self._episode, self._over = -1, False
         slots = self._growth.num_slots
-        self.single_observation_space = observation_space(slots)
-        self.single_action_space = MultiDiscrete(list(head_sizes(slots)))
+        self.single_observation_space = observation_space(slots, rates)
+        self.single_action_space = MultiDiscrete([*head_sizes(slots), *[len(Rate)] * rates])
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
@@ -83,8 +84,7 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
             self._episode = -1
         self._episode += 1
         self._over = False
-        observation = self._growth.reset(self._episode)
-        return as_array(observation), self._infos()
+        return as_array(self._growth.reset(self._episode)), self._infos()
 
     def step(self, actions: Any) -> tuple[Floats, NDArray[np.float64], Bools, Bools, dict[str, Any]]:
         """Apply one decision of every member and train the epoch that follows."""
@@ -95,7 +95,7 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
             observations, infos = self.reset()
             return observations, np.zeros(self.num_envs), nobody, nobody.copy(), infos
         choices = torch.as_tensor(np.asarray(actions), dtype=torch.long, device=self._growth.device)
-        result = self._growth.step(Actions(choices))
+        result = self._growth.step((Actions.of_columns if self._spec.episode.rates else Actions)(choices))
         ends = result.terminated.cpu().numpy()
         self._over = bool(ends.any())
         infos = self._infos() | {
@@ -153,23 +153,25 @@ def _first(infos: dict[str, Any]) -> dict[str, Any]:
     return {name: value[0] for name, value in infos.items()}
 
 
-def observation_space(num_slots: int) -> Box:
+def observation_space(num_slots: int, rates: bool = False) -> Box:
     """Return the space of Tamiyo's features in their ranges, then the blueprint of every slot, one-hot."""
-    ranges = [c.range for c in (*BASE_COLUMNS, *SLOT_COLUMNS * num_slots) for _ in range(c.width)]
+    columns = features.BASE_COLUMNS + features.RATE_COLUMNS * rates + features.SLOT_COLUMNS * num_slots
+    ranges = [column.range for column in columns for _ in range(column.width)]
     low, high = np.array(ranges, dtype=np.float32).T
     blueprints = np.zeros(num_slots * _BLUEPRINT_COLUMNS, dtype=np.float32)
     return Box(np.concatenate([low, blueprints]), np.concatenate([high, blueprints + 1.0]), dtype=np.float32)
 
 
-def as_array(observation: Observation) -> Floats:
+def as_array(observation: features.Observation) -> Floats:
     """Flatten an observation.  # [N, features + slots · (blueprints + 1)]"""
-    features, blueprints = batch_obs_to_features(observation)
+    seen, blueprints = features.batch_obs_to_features(observation, observation.training is not None)
     one_hot = torch.nn.functional.one_hot(blueprints + 1, _BLUEPRINT_COLUMNS).flatten(1)
-    joined: Floats = torch.cat([features, one_hot.to(features.dtype)], dim=1).cpu().numpy()
+    joined: Floats = torch.cat([seen, one_hot.to(seen.dtype)], dim=1).cpu().numpy()
     return joined
 
 
 def flat_masks(masks: ActionMasks) -> Bools:
-    """Concatenate the masks of all heads, in head order.  # [N, choices of all heads]"""
-    flat: Bools = torch.cat([masks.head(head) for head in Head], dim=1).cpu().numpy()
+    """Concatenate the masks of all heads in head order, the rate last.  # [N, choices of all heads]"""
+    heads = [*(masks.head(head) for head in Head), *(() if masks.rate is None else (masks.rate,))]
+    flat: Bools = torch.cat(heads, dim=1).cpu().numpy()
     return flat
