@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from argparse import ArgumentTypeError
-from collections.abc import Callable
+from argparse import ArgumentParser, ArgumentTypeError, RawTextHelpFormatter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
+import torch
+
+from esper.config import RunConfig, load_config
 from esper.utils.devices import own_device
 from esper.utils.errors import UserError
 from esper.utils.launch import Launch
@@ -22,6 +28,38 @@ def run(main: Callable[[], None]) -> None:
         if Launch.of().size == 1:
             raise
         sys.exit(f"{Launch.of()}: {type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def run_trainings(
+    arguments: Sequence[str] | None,
+    description: str | None,
+    trainings: int,
+    judge: Callable[[RunConfig, int], Iterable[dict[str, Any]]],
+    report: Callable[[Sequence[dict[str, Any]]], str],
+) -> None:
+    """Train as in `esper demo` and judge, or print the report of a file.
+
+    trainings: how many by default. judge: takes the settings and the number of trainings; each of its records
+    becomes a line of JSON as soon as it is there.
+    """
+    parser = ArgumentParser(description=description, formatter_class=RawTextHelpFormatter)
+    parser.add_argument("--trainings", type=positive, default=trainings)
+    parser.add_argument("--out", type=Path, help="a file that gets the results as lines of JSON")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], help="a setting, as in esper")
+    parser.add_argument("--read", type=Path, help="a file to report on")
+    given = parser.parse_args(arguments)
+    if given.read:
+        print(report([json.loads(line) for line in given.read.read_text().splitlines()]))
+        return
+    if given.out is None:
+        parser.error("give --out to train, or --read to report")
+    torch.set_num_threads(1)
+    records = []
+    with given.out.open("w") as file:
+        for record in judge(load_config(preset="demo", overrides=given.overrides), given.trainings):
+            records.append(record)
+            print(json.dumps(record), file=file, flush=True)
+    print(report(records))
 
 
 def positive(text: str) -> int:

@@ -13,25 +13,24 @@ training goes to --out.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from esper.builders import LEARNER, make_specs, make_trainer
-from esper.config import RunConfig, load_config
+from esper.builders import LEARNER, make_learner, make_specs
+from esper.config import RunConfig
 from esper.lifecycle.actions import Actions
 from esper.runs.console import interval
+from esper.simic.agent.ppo import PPOAgent
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import evaluate_test, play
+from esper.simic.trainer import Trainer
 from esper.tamiyo.controller import Blocks, Controller
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
@@ -66,7 +65,8 @@ class NeverGrows(Controller):
 def test_accuracy(spec: EnvironmentSpec, arms: Mapping[str, Controller]) -> dict[str, list[float]]:
     """Play an episode of every arm as one program; return the test accuracy of its networks in points."""
     blocks = Blocks(arms)
-    environment = GrowthEnvironment(replace(spec, members=blocks.members(spec.members)))
+    members, scales = blocks.members(spec.members), spec.rate_scale * len(arms)
+    environment = GrowthEnvironment(replace(spec, members=members, rate_scale=scales))
     play(environment, blocks, 0)
     accuracy = 100.0 * evaluate_test(environment).accuracy
     spans = blocks.spans(environment.num_members)
@@ -97,33 +97,48 @@ def at_rate(spec: EnvironmentSpec, scale: float) -> EnvironmentSpec:
     return replace(spec, episode=episode, rate_scale=(scale,) * len(spec.members))
 
 
-def judge_training(config: RunConfig, training: int, rule: tuple[float, int], scale: float) -> dict[str, Any]:
-    """Train a controller with the tasks and the seed of a training, and judge it on fresh ones."""
+@dataclass(frozen=True)
+class Trained:
+    """What a training left."""
+
+    agent: PPOAgent
+    supervised: PPOAgent  # as it was after imitation
+    rounds: list[list[float]]  # validation accuracy and entropy of the rate head in each
+    seconds: float
+
+
+def train(config: RunConfig, training: int, worlds: Sequence[EnvironmentSpec] = ()) -> Trained:
+    """Train a controller with the seed of a training, on its tasks or in these environments in turn."""
     own = config.model_copy(update={"seed": training, "task_seed": training})
-    began, trainer = time.perf_counter(), make_trainer(own, torch.device("cpu"))
+    began, device = time.perf_counter(), torch.device("cpu")
+    trainer = Trainer(worlds or make_specs(own, device), [make_learner(own, device)], own.rounds)
     agent, rounds = trainer.learners[LEARNER].agent, []
-    supervised = copy.deepcopy(agent.policy.state_dict())
+    supervised = copy.deepcopy(agent)
     for done in trainer.run():
         update, summary = done[LEARNER].update, done[LEARNER].summary
         rounds.append([round(summary.accuracy_mean, 4), round(update.head_entropy["rate"], 3)])
         if trainer.rounds_done == config.learner.imitate:
-            supervised = copy.deepcopy(agent.policy.state_dict())
-    seconds = time.perf_counter() - began
-    spec, greedy = spec_of(config, FRESH + training), LearnedController(agent, deterministic=True)
+            supervised = copy.deepcopy(agent)
+    return Trained(agent, supervised, rounds, round(time.perf_counter() - began, 1))
+
+
+def judge_training(config: RunConfig, training: int, rule: tuple[float, int], scale: float) -> dict[str, Any]:
+    """Train a controller with the tasks and the seed of a training, and judge it on fresh ones."""
+    trained = train(config, training)
+    spec, greedy = spec_of(config, FRESH + training), LearnedController(trained.agent, deterministic=True)
     accuracy = test_accuracy(
         spec, {"static": Static(), "reactive rule": ReactiveRate(*rule), CONTROLLER: greedy}
     )
     accuracy |= test_accuracy(spec, {f"{CONTROLLER} that never grows": NeverGrows(greedy)})
-    accuracy |= test_accuracy(spec, {f"{CONTROLLER}, sampled": LearnedController(agent)})
+    accuracy |= test_accuracy(spec, {f"{CONTROLLER}, sampled": LearnedController(trained.agent)})
     accuracy |= test_accuracy(at_rate(spec, scale), {TUNED: Static()})
-    agent.policy.load_state_dict(supervised)
-    accuracy |= test_accuracy(spec, {SUPERVISED: greedy})
+    accuracy |= test_accuracy(spec, {SUPERVISED: LearnedController(trained.supervised, deterministic=True)})
     return {
         "training": training,
-        "seconds": round(seconds, 1),
+        "seconds": trained.seconds,
         "rule": rule,
         "scale": scale,
-        "rounds": rounds,
+        "rounds": trained.rounds,
         "accuracy": accuracy,
     }
 
@@ -157,29 +172,16 @@ def report(records: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train and judge, or print the table of files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--trainings", type=command_line.positive, default=5)
-    parser.add_argument("--out", type=Path, help="a file that gets a line of JSON for each training")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], help="a setting, as in esper")
-    parser.add_argument("--read", type=Path, help="a file to report on")
-    given = parser.parse_args(arguments)
-    if given.read:
-        print(report([json.loads(line) for line in given.read.read_text().splitlines()]))
-        return
-    if given.out is None:
-        parser.error("give --out to train, or --read to report")
-    torch.set_num_threads(1)
-    config = load_config(preset="demo", overrides=given.overrides)
+def judge(config: RunConfig, trainings: int) -> Iterator[dict[str, Any]]:
+    """Train and judge so many controllers."""
     rule, scale = tune(config)
-    records = []
-    for training in range(given.trainings):
-        records.append(judge_training(config, training, rule, scale))
-        with given.out.open("a") as file:
-            file.write(json.dumps(records[-1]) + "\n")
-        print(f"training {training}: {records[-1]['seconds']:.0f} s", flush=True)
-    print(report(records))
+    for training in range(trainings):
+        yield judge_training(config, training, rule, scale)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train and judge, or print the table of a file."""
+    command_line.run_trainings(arguments, __doc__, 5, judge, report)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,7 @@ for that.
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +23,7 @@ import torch
 from torch import Tensor
 
 from esper.builders import LEARNER, make_learner, make_specs
-from esper.config import RunConfig, load_config
+from esper.config import RunConfig
 from esper.lifecycle.actions import Actions, Rate
 from esper.runs.console import interval
 from esper.simic.environment import GrowthEnvironment
@@ -133,8 +130,9 @@ def judged(spec: Any, name: str, learner: Learner) -> dict[str, list[float]]:
     return found | test_accuracy(spec, {f"{name}, sampled": LearnedController(agent)})
 
 
-def report(records: Sequence[Mapping[str, Any]], paid: Mapping[str, Mapping[str, float]]) -> str:
+def report(found: Sequence[Mapping[str, Any]]) -> str:
     """Return the tables: what PPO adds to the supervised start, and what a farmer earns."""
+    paid, records = found[0]["paid"], found[1:]
     lines = [
         "| reward | likeliest choices, minus the start | sampled choices, minus the start |",
         "|---|---:|---:|",
@@ -157,29 +155,16 @@ def report(records: Sequence[Mapping[str, Any]], paid: Mapping[str, Mapping[str,
     return "\n".join(lines)
 
 
+def judge(config: RunConfig, trainings: int) -> Iterator[dict[str, Any]]:
+    """Pay a farmer, then examine the rewards in so many trainings."""
+    yield {"paid": farmed(config)}
+    for training in range(trainings):
+        yield examine(config, training)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train and judge, or print the tables of a file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--trainings", type=command_line.positive, default=3)
-    parser.add_argument("--out", type=Path, help="a file that gets a line of JSON for each training")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], help="a setting, as in esper")
-    parser.add_argument("--read", type=Path, help="a file to report on")
-    given = parser.parse_args(arguments)
-    if given.read:
-        lines = [json.loads(line) for line in given.read.read_text().splitlines()]
-        print(report(lines[1:], lines[0]["paid"]))
-        return
-    if given.out is None:
-        parser.error("give --out to train, or --read to report")
-    torch.set_num_threads(1)
-    config = load_config(preset="demo", overrides=given.overrides)
-    paid, records = farmed(config), []
-    given.out.write_text(json.dumps({"paid": paid}) + "\n")
-    for training in range(given.trainings):
-        records.append(examine(config, training))
-        with given.out.open("a") as file:
-            file.write(json.dumps(records[-1]) + "\n")
-    print(report(records, paid))
+    command_line.run_trainings(arguments, __doc__, 3, judge, report)
 
 
 if __name__ == "__main__":
