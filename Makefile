@@ -7,7 +7,7 @@ VISION ?= torchvision==0.28.0   # the one for that torch
 LOCK   ?= constraints.txt   # exact versions of the set-up; the newest that fit: make setup LOCK=
 # Extras of every command that the README shows; the demo needs none of them, the tests more.
 EXTRAS := data,fast,watch,plot,gym
-DEV    := $(EXTRAS),dev,docs,onnx,lightning,transformers,searches
+DEV    := $(EXTRAS),dev,docs,onnx,lightning,transformers,searches,rates
 # Modules are compiled when they are first imported: most of what is installed never is.
 # What is compiled is kept in the environment, also where PYTHONDONTWRITEBYTECODE is set: else every process of the
 # tests and of the demo compiles torch anew, three seconds each.

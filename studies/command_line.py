@@ -57,8 +57,9 @@ def run_trainings(
     records = []
     with given.out.open("w") as file:
         for record in judge(load_config(preset="demo", overrides=given.overrides), given.trainings):
-            records.append(record)
-            print(json.dumps(record), file=file, flush=True)
+            line = json.dumps(record)
+            print(line, file=file, flush=True)
+            records.append(json.loads(line))  # as `--read` will find it
     print(report(records))
 
 

