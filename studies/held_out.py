@@ -12,9 +12,10 @@ The oracle has the best rate of a grid for each table, chosen by half of the net
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from timeit import timeit
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from scipy import stats
 
 from esper.builders import make_specs
 from esper.config import RunConfig
-from esper.population.data import MemberData
 from esper.runs.console import interval
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.learner import LearnedController
@@ -32,7 +32,7 @@ from esper.simic.rollout import evaluate_test, play
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.rates import ReactiveRate
 from esper.tamiyo.scripted import Static
-from esper.tasks.task import HostSpec, Task, TaskEntry, as_split, build_task, random_splits
+from esper.tasks.task import HostSpec, Task, TaskEntry, TestSplit, as_split, build_task, random_splits
 from esper.utils.errors import require
 from esper.utils.statistics import mean_interval
 from studies import command_line
@@ -52,27 +52,35 @@ HELD_OUT = (
 )  # fmt: skip
 TEST_SHARE, VALIDATION_SHARE = 0.25, 0.15
 NETWORKS = 16  # of each arm on a table, each with a random split of its own
-GRID = tuple(
-    2.0**k for k in range(-4, 9)
-)  # of the recipe's rate: static networks, from which the oracle takes
+GRID = tuple(2.0**k for k in range(-4, 9))  # of the usual rate: the oracle takes the best for a table
 TRIALS = 36  # rates that searches draw for each network, more than any of them can pay for
-SPAN = 100.0  # of drawn rates, around the recipe's
-MARGIN = 1.0  # points that count as not inferior
-WORLDS, JUDGED = 12, 6  # environments of varied tables that a training goes through, and that arms meet fresh
-VARIED = {"rounds": 18, "imitate": 12}  # of a training on varied tables, a round of imitation in each world
-TUNED_ON = 4  # worlds on which opponents are tuned
+SPAN = 100.0  # of drawn rates, around the usual one
+MARGIN = 1.0  # points of which nobody needs to care
+WORLDS, JUDGED, TUNED_ON = (
+    12,
+    6,
+    4,
+)  # varied made tables: shapes of a training, to judge on, to tune opponents
+VARIED = {
+    "rounds": 18,
+    "imitate": 12,
+}  # of a training on varied tables: imitation goes through all shapes once
 USUAL, RANDOM, TUNED = "the usual rate", "a random rate", "the tuned rate"
-VARIED_CONTROLLER, SUPERVISED, RULE = f"varied {CONTROLLER}", "supervised start", "reactive rule"
+STATIC, RULE, SUPERVISED, VARIED_CONTROLLER = (
+    "static",
+    "reactive rule",
+    "supervised start",
+    "varied controller",
+)
 ORACLE, PLAIN_ADAMW = "oracle", "AdamW in a plain loop"
-JUDGED_CONTROLLER = CONTROLLER
-PLAIN: dict[
-    str, tuple[Any, Sequence[tuple[float, ...]]]
-] = {  # and the parameters that are tried on made tables
+# Plain loops, with the parameters that are tried on made tables.
+PLAIN: dict[str, tuple[Callable[..., Train], Sequence[tuple[float, ...]]]] = {
     "range test": (range_test, [(share, by) for share in (0.1, 0.2) for by in (1.0, 3.0, 10.0)]),
     "Prodigy": (prodigy, [(first, by) for first in (1e-6, 1e-4, 1e-2) for by in (0.5, 1.0, 2.0)]),
     "schedule-free AdamW": (schedule_free, [(0.01 * 2.0**k,) for k in range(-1, 6)]),
 }
 Arms = dict[str, list[list[float]]]  # test accuracy in points: of each training, of each network
+Records = Sequence[Mapping[str, Any]]
 
 
 def splits_of(name: str) -> list[Task]:
@@ -107,12 +115,14 @@ def varied_tables(seed: int) -> list[Task]:
     return tasks
 
 
-def spec_for(config: RunConfig, tasks: Sequence[Task], seed: int = FRESH) -> EnvironmentSpec:
-    """Return an environment of these tasks with the recipe's network, one for each."""
+def spec_for(
+    config: RunConfig, tasks: Sequence[Task], seed: int = FRESH, members: int | None = None
+) -> EnvironmentSpec:
+    """Return an environment of these tasks with the recipe's network, one for each unless `members` are."""
     host = HostSpec(config.host.preset or "resmlp", config.host.options())
     own = tuple(replace(task, host=host) for task in tasks)
-    members = torch.arange(len(own))
-    made = make_specs(config.model_copy(update={"task": "spirals"}), torch.device("cpu"), members)[0]
+    rows = torch.arange(members or len(own))
+    made = make_specs(config.model_copy(update={"task": "spirals"}), torch.device("cpu"), rows)[0]
     return replace(made, task=own[0], variants=own, seed=seed)
 
 
@@ -129,20 +139,10 @@ def with_rates(spec: EnvironmentSpec, scales: NDArray[np.float64], offset: int =
 
 def drawn_scales(networks: int) -> NDArray[np.float64]:
     """Draw first rates, the same for all tables; row 0 is that of arms that begin at a random one."""
-    drawn = np.random.default_rng(FRESH).uniform(-0.5, 0.5, (TRIALS, networks))
-    return np.asarray(SPAN**drawn)
+    return np.asarray(SPAN ** np.random.default_rng(FRESH).uniform(-0.5, 0.5, (TRIALS, networks)))
 
 
 # ---- the arms ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """What was chosen on made tables for the opponents."""
-
-    scale: float  # of the recipe's rate
-    rule: tuple[float, int]
-    plain: dict[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -159,19 +159,16 @@ class Trials(Runs):
         return (Run(trial, replay) for trial in range(len(self.scores)))
 
 
-def grid_of(spec: EnvironmentSpec) -> list[list[float]]:
-    """Return the test accuracy of networks left alone at each rate of the grid.  # [rates][networks]"""
-    rows = with_rates(spec, np.repeat(np.array(GRID)[:, None], len(spec.members), 1))
-    return _by_start(test_accuracy(rows, {"": Static()})[""], len(GRID))
-
-
 def searches(spec: EnvironmentSpec) -> Arms:
     """Return what random search and ASHA find among drawn rates with the compute of several runs."""
     networks = len(spec.members)
     environment = GrowthEnvironment(with_rates(spec, drawn_scales(networks), offset=networks))
     record = play(environment, Static(), 0)
     test = (100.0 * evaluate_test(environment).accuracy).reshape(TRIALS, networks)
-    runs = Trials((), whole_validation(environment).reshape(TRIALS, networks))
+    # The best trial is that of the whole validation split; a measurement on the way takes a part of it.
+    tasks = environment.population.tasks
+    environment.population.tasks = [replace(task, held_out=TestSplit(task.validation)) for task in tasks]
+    runs = Trials((), evaluate_test(environment).accuracy.reshape(TRIALS, networks))
     steps = [round(record.num_steps * point / POINTS) for point in range(1, POINTS + 1)]
     curves = record.accuracy[steps].T.reshape(TRIALS, networks, POINTS)
     found: Arms = {}
@@ -183,93 +180,74 @@ def searches(spec: EnvironmentSpec) -> Arms:
     return found
 
 
-def whole_validation(environment: GrowthEnvironment) -> NDArray[np.float64]:
-    """Return the accuracy on the whole validation split, of which a measurement takes a part.  # [N]"""
-    data, size = environment.population.validation_data, environment.spec.population.validation_samples
-    total = torch.zeros(environment.num_members, dtype=torch.float64)
-    for start in range(0, data.num_samples, size):
-        part = slice(start, start + size)
-        samples = MemberData(data.inputs[:, part], data.targets[:, part], data.task_of)
-        measured = environment.population.validate(environment.slots, samples, ablate=False)
-        total += measured.accuracy.double() * samples.num_samples
-    return (total / data.num_samples).numpy()
-
-
 def controlled(spec: EnvironmentSpec, controllers: Mapping[str, Sequence[Controller]], scale: float) -> Arms:
     """Return the accuracy under each controller from each start; scale: of the tuned rate."""
     networks = len(spec.members)
     starts = {RANDOM: drawn_scales(networks)[0], USUAL: np.ones(networks), TUNED: np.full(networks, scale)}
     rows = with_rates(spec, np.stack(list(starts.values())))
-    each = {(name, k): one for name, several in controllers.items() for k, one in enumerate(several)}
-    played = test_accuracy(rows, {f"{name} {k}": one for (name, k), one in each.items()})
     found: Arms = {}
-    for name, k in each:
-        for start, accuracy in zip(starts, _by_start(played[f"{name} {k}"], len(starts)), strict=True):
-            found.setdefault(f"{name} from {start}", []).append(accuracy)
+    arms = {f"{name}@{k}": one for name, several in controllers.items() for k, one in enumerate(several)}
+    for arm, accuracy in test_accuracy(rows, arms).items():
+        for start, values in zip(starts, np.reshape(accuracy, (len(starts), networks)), strict=True):
+            found.setdefault(f"{arm.split('@')[0]} from {start}", []).append(values.tolist())
     return found
 
 
-def _by_start(values: Sequence[float], starts: int) -> list[list[float]]:
-    return np.reshape(values, (starts, -1)).tolist()
+def grid_of(spec: EnvironmentSpec) -> list[list[float]]:
+    """Return the test accuracy of networks left alone at each rate of the grid.  # [rates][networks]"""
+    rows = with_rates(spec, np.repeat(np.array(GRID)[:, None], len(spec.members), 1))
+    return np.reshape(test_accuracy(rows, {STATIC: Static()})[STATIC], (len(GRID), -1)).tolist()
 
 
-def tune(config: RunConfig) -> Tuned:
+def loops_of(tuned: Mapping[str, Any], spec: EnvironmentSpec) -> dict[str, Train]:
+    """Return the plain loops with their tuned parameters, and AdamW at the usual rate."""
+    return {PLAIN_ADAMW: adamw(spec.population.host_lr)} | {n: PLAIN[n][0](*tuned[n]) for n in PLAIN}
+
+
+def tune(config: RunConfig) -> dict[str, Any]:
     """Choose the parameters of all opponents by their mean test accuracy on made tables."""
     specs = [spec_for(config, varied_tables(FRESH + JUDGED + world)) for world in range(TUNED_ON)]
-    rates = np.mean([grid_of(spec) for spec in specs], axis=(0, 2))
-    scale = GRID[int(rates.argmax())]
-    rules = {f"{fall} {window}": ReactiveRate(fall, window) for fall in FALLS for window in WINDOWS}
-    played = [controlled(spec, {name: [rule] for name, rule in rules.items()}, scale) for spec in specs]
-    means = {
-        name: np.mean([arms[f"{name} from {start}"] for arms in played for start in (RANDOM, USUAL)])
-        for name in rules
-    }
-    rule = rules[max(means, key=lambda name: float(means[name]))]
-    plain = {}
+    scale = GRID[int(np.mean([grid_of(spec) for spec in specs], axis=(0, 2)).argmax())]
+    rules = {str((fall, window)): (fall, window) for fall in FALLS for window in WINDOWS}
+    played = [controlled(spec, {n: [ReactiveRate(*r)] for n, r in rules.items()}, scale) for spec in specs]
+
+    def worth(name: str) -> float:
+        return float(np.mean([arms[f"{name} from {start}"] for arms in played for start in (RANDOM, USUAL)]))
+
+    chosen: dict[str, Any] = {"scale": scale, RULE: rules[max(rules, key=worth)]}
     for name, (make, tried) in PLAIN.items():
         scores = [np.mean([plain_accuracy(spec, make(*given)) for spec in specs]) for given in tried]
-        plain[name] = tuple(tried[int(np.argmax(scores))])
-    return Tuned(scale, (rule.fall, rule.window), plain)
+        chosen[name] = tried[int(np.argmax(scores))]
+    return chosen
 
 
 def arms_on(
-    spec: EnvironmentSpec, tuned: Tuned, trained: Mapping[str, Sequence[Trained]], plain: bool = True
+    spec: EnvironmentSpec, tuned: Mapping[str, Any], trained: Mapping[str, Sequence[Trained]], all_arms: bool
 ) -> dict[str, Any]:
-    """Return the accuracy of all arms on one table; plain: with searches and plain loops."""
-    base, varied = trained[CONTROLLER], trained[VARIED_CONTROLLER]
-    controllers: dict[str, Sequence[Controller]] = {
-        RULE: [ReactiveRate(*tuned.rule)],
-        CONTROLLER: [LearnedController(one.agent, deterministic=True) for one in base],
-        SUPERVISED: [LearnedController(one.supervised, deterministic=True) for one in base],
-        VARIED_CONTROLLER: [LearnedController(one.agent, deterministic=True) for one in varied],
-    }
-    arms = controlled(spec, controllers, tuned.scale)
-    if plain:
-        arms |= searches(spec)
-        loops: dict[str, Train] = {name: PLAIN[name][0](*given) for name, given in tuned.plain.items()}
-        loops[PLAIN_ADAMW] = adamw(spec.population.host_lr)
-        arms |= {name: [plain_accuracy(spec, loop)] for name, loop in loops.items()}
+    """Return the accuracy of the arms on one table, searches and plain loops among them if asked for."""
+    controllers: dict[str, list[Controller]] = {STATIC: [Static()], RULE: [ReactiveRate(*tuned[RULE])]}
+    for name, several in trained.items():
+        controllers[name] = [LearnedController(one.agent, deterministic=True) for one in several]
+    starts = [LearnedController(one.supervised, deterministic=True) for one in trained[CONTROLLER]]
+    arms = controlled(spec, controllers | {SUPERVISED: starts}, tuned["scale"])
+    if all_arms:
+        loops = loops_of(tuned, spec).items()
+        arms |= searches(spec) | {name: [plain_accuracy(spec, loop)] for name, loop in loops}
     return {"grid": grid_of(spec), "arms": arms}
 
 
-def timed(spec: EnvironmentSpec, tuned: Tuned, trained: Mapping[str, Sequence[Trained]]) -> dict[str, float]:
+def timed(spec: EnvironmentSpec, tuned: Mapping[str, Any], trained: Trained) -> dict[str, float]:
     """Return the seconds of a run of one network by itself, the median of three, by arm."""
     alone = with_rates(replace(spec, members=spec.members[:1]), np.ones((1, 1)))
-    greedy = LearnedController(trained[CONTROLLER][0].agent, deterministic=True)
-    played = {"static": Static(), RULE: ReactiveRate(*tuned.rule), CONTROLLER: greedy}
-    runs: dict[str, Any] = {
-        name: (lambda one=one: play(GrowthEnvironment(alone), one, 0)) for name, one in played.items()
+    rule, greedy = ReactiveRate(*tuned[RULE]), LearnedController(trained.agent, deterministic=True)
+    played: dict[str, Controller] = {STATIC: Static(), RULE: rule, CONTROLLER: greedy}
+    runs: dict[str, Callable[[], object]] = {
+        **{name: partial(test_accuracy, alone, {name: one}) for name, one in played.items()},
+        **{name: partial(plain_accuracy, alone, loop) for name, loop in loops_of(tuned, spec).items()},
     }
-    loops = {name: PLAIN[name][0](*given) for name, given in tuned.plain.items()}
-    for name, loop in {PLAIN_ADAMW: adamw(spec.population.host_lr), **loops}.items():
-        runs[name] = lambda loop=loop: plain_accuracy(alone, loop)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(3):  # interleaved: the load of a machine changes
-        for name, run in runs.items():
-            began = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - began)
-    return {name: round(float(np.median(several)), 3) for name, several in seconds.items()}
+    # In turns: the load of a machine changes.
+    seconds = [{name: timeit(run, number=1) for name, run in runs.items()} for _ in range(3)]
+    return {name: round(float(np.median([turn[name] for turn in seconds])), 3) for name in runs}
 
 
 def train_all(config: RunConfig, trainings: int) -> dict[str, list[Trained]]:
@@ -279,10 +257,8 @@ def train_all(config: RunConfig, trainings: int) -> dict[str, list[Trained]]:
     found: dict[str, list[Trained]] = {CONTROLLER: [], VARIED_CONTROLLER: []}
     for training in range(trainings):
         found[CONTROLLER].append(train(config, training))
-        specs = [
-            spec_for(config, varied_tables(WORLDS * training + world), training) for world in range(WORLDS)
-        ]
-        worlds = [replace(spec, members=torch.arange(config.members)) for spec in specs]
+        shapes = [varied_tables(WORLDS * training + world) for world in range(WORLDS)]
+        worlds = [spec_for(config, tasks, training, config.members) for tasks in shapes]
         found[VARIED_CONTROLLER].append(train(longer, training, worlds))
     return found
 
@@ -291,26 +267,25 @@ def judge(config: RunConfig, trainings: int) -> Iterator[dict[str, Any]]:
     """Train, tune on made tables, then meet fresh made tables, and at last the held-out ones."""
     trained, tuned = train_all(config, trainings), tune(config)
     seconds = {name: [one.seconds for one in several] for name, several in trained.items()}
-    yield {"tuned": vars(tuned), "training_seconds": seconds}
+    yield {"tuned": tuned, "training_seconds": seconds}
     for world in range(JUDGED):
         spec = spec_for(config, varied_tables(FRESH + world))
-        yield {"made": world} | arms_on(spec, tuned, trained, plain=False)
+        yield {"made": world} | arms_on(spec, tuned, trained, all_arms=False)
     for name in HELD_OUT:
         spec = spec_for(config, splits_of(name))
-        yield {"table": name} | arms_on(spec, tuned, trained)
-    yield {"seconds": timed(spec, tuned, trained)}
+        yield {"table": name} | arms_on(spec, tuned, trained, all_arms=True)
+    yield {"seconds": timed(spec, tuned, trained[CONTROLLER][0])}
 
 
 # ---- the report --------------------------------------------------------------------------------------------
 
 
-def accuracy_of(record: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-    """Return the accuracy of the networks of every arm on a table, on the mean over trainings."""
+def accuracy_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the mean accuracy of every arm on a table, over trainings and networks."""
     grid = np.array(record["grid"])  # [rates, networks]
-    found = {ORACLE: np.empty(grid.shape[1])}
-    for half in (0, 1):
-        found[ORACLE][half::2] = grid[grid[:, 1 - half :: 2].mean(1).argmax(), half::2]
-    return found | {name: np.mean(several, axis=0) for name, several in record["arms"].items()}
+    halves = [grid[grid[:, 1 - half :: 2].mean(1).argmax(), half::2].mean() for half in (0, 1)]
+    means = {name: float(np.mean(several)) for name, several in record["arms"].items()}
+    return {ORACLE: float(np.mean(halves)), **means}
 
 
 def over_tables(differences: Sequence[float]) -> tuple[str, float]:
@@ -319,61 +294,56 @@ def over_tables(differences: Sequence[float]) -> tuple[str, float]:
     return interval(*mean_interval(differences), "+.2f"), float(test.pvalue)
 
 
-def regrets(records: Sequence[Mapping[str, Any]], scale: float) -> str:
-    """Return the table of all arms: regret, and what the controller has more than each."""
-    found = []
-    for record in records:
-        static = {USUAL: GRID.index(1.0), TUNED: GRID.index(scale)}
-        fixed = {f"static at {name}": np.array(record["grid"][row]) for name, row in static.items()}
-        found.append(fixed | accuracy_of(record))
-    means = [{name: float(values.mean()) for name, values in arms.items()} for arms in found]
-    shown = [f"{JUDGED_CONTROLLER} from {start}" for start in (USUAL, RANDOM)]
-    lines = [
-        "| arm | regret | " + " | ".join(f"{name} minus it (p)" for name in shown) + " |",
-        "|---|---:|---:|---:|",
-    ]
-    for arm in sorted(means[0], key=lambda arm: np.mean([table[ORACLE] - table[arm] for table in means])):
-        cells = [over_tables([table[ORACLE] - table[arm] for table in means])[0]]
+def regrets(records: Records) -> str:
+    """Return the table of all arms: regret, and what controllers have more than each, with p."""
+    found = [accuracy_of(record) for record in records]
+    shown = [f"{CONTROLLER} from {USUAL}", f"{CONTROLLER} from {RANDOM}", f"{VARIED_CONTROLLER} from {USUAL}"]
+    lines = [f"| arm | regret | {' | '.join(f'{name} minus it (p)' for name in shown)} |", "|---" * 5 + "|"]
+    for arm in sorted(found[0], key=lambda arm: -sum(table[arm] for table in found)):
+        cells = [over_tables([table[ORACLE] - table[arm] for table in found])[0]]
         for name in shown:
-            gain, p = over_tables([table[name] - table[arm] for table in means])
+            gain, p = over_tables([table[name] - table[arm] for table in found])
             cells.append("" if name == arm else f"{gain} ({p:.3f})")
-        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def by_table(records: Sequence[Mapping[str, Any]], scale: float) -> str:
-    """Return the regret of some arms on every table, and the rate of the oracle."""
-    shown = [f"{JUDGED_CONTROLLER} from {USUAL}", f"{RULE} from {USUAL}", *PLAIN, "ASHA ×4"]
-    heads = ["oracle, %", "its rate", "static, usual", "static, tuned", *shown]
-    lines = ["| table | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+def by_table(records: Records) -> str:
+    """Return the regret of some arms on every table, and the best rate of the grid."""
+    shown = [f"{name} from {USUAL}" for name in (STATIC, RULE, CONTROLLER, VARIED_CONTROLLER)]
+    shown += [f"{STATIC} from {TUNED}", *PLAIN, "ASHA ×4"]
+    lines = [f"| table | oracle, % | best rate | {' | '.join(shown)} |", "|---" * (3 + len(shown)) + "|"]
     for record in records:
-        arms, grid = accuracy_of(record), np.array(record["grid"]).mean(1)
-        best = float(arms[ORACLE].mean())
-        others = [grid[GRID.index(1.0)], grid[GRID.index(scale)], *(arms[name].mean() for name in shown)]
-        cells = [f"{best:.1f}", f"{0.01 * GRID[grid.argmax()]:.2g}", *(f"{best - x:+.2f}" for x in others)]
-        lines.append(f"| {record['table']} | " + " | ".join(cells) + " |")
+        arms, rate = accuracy_of(record), 0.01 * GRID[np.mean(record["grid"], axis=1).argmax()]
+        cells = [
+            f"{arms[ORACLE]:.1f}",
+            f"{rate:.2g}",
+            *(f"{arms[ORACLE] - arms[name]:+.1f}" for name in shown),
+        ]
+        lines.append(f"| {record['table']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def report(records: Sequence[Mapping[str, Any]]) -> str:
+def report(records: Records) -> str:
     """Return all tables: fresh made tables, the held-out ones, and each of them; in points."""
-    tuned, seconds = records[0]["tuned"], records[-1].get("seconds", {})
     made = [record for record in records if "made" in record]
     held_out = [record for record in records if "table" in record]
-    parts = [f"tuned on made tables: {tuned}", f"seconds of a training: {records[0]['training_seconds']}"]
-    for name, several in {"made": made, "held-out": held_out}.items():
-        if several:
-            parts += [f"{len(several)} {name} tables, means ± 95 %", regrets(several, tuned["scale"])]
+    parts = [f"{name}: {value}" for name, value in records[0].items()]
+    parts += [f"{len(made)} shapes of made tables", regrets(made)]
     if held_out:
-        usual = np.array([record["grid"][GRID.index(1.0)] for record in held_out])
-        plain = np.array([record["arms"][PLAIN_ADAMW][0] for record in held_out])
-        best = [int(np.mean(record["grid"], axis=1).argmax()) for record in held_out]
+        static, plain = (
+            np.array([record["arms"][name][0] for record in held_out])
+            for name in (f"{STATIC} from {USUAL}", PLAIN_ADAMW)
+        )
+        edges = [np.mean(record["grid"], axis=1).argmax() in (0, len(GRID) - 1) for record in held_out]
         parts += [
-            by_table(held_out, tuned["scale"]),
-            f"{PLAIN_ADAMW} minus static in the population: mean {np.mean(plain - usual):+.3f} points, "
-            f"largest {np.abs(plain - usual).max():.2f} of {usual.size} networks",
-            f"tables whose best rate is at an edge of the grid: {sum(k in (0, len(GRID) - 1) for k in best)}",
-            f"seconds of one network by itself: {seconds}",
+            f"{len(held_out)} held-out tables",
+            regrets(held_out),
+            by_table(held_out),
+            f"{PLAIN_ADAMW} minus {STATIC} in the population: mean {np.mean(plain - static):+.3f} points, "
+            f"largest {np.abs(plain - static).max():.2f} of {plain.size} networks",
+            f"tables whose best rate is at an edge of the grid: {sum(edges)}",
+            f"seconds of one network by itself: {records[-1].get('seconds')}",
         ]
     return "\n\n".join(parts)
 

@@ -6,6 +6,7 @@ tested. None of them reads validation data.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -67,19 +68,11 @@ def descend(
     return losses
 
 
-def scheduled(peak: float, steps: int, config: PopulationConfig) -> list[float]:
-    """Return the rate of each step by the recipe's schedule: up, flat, down to 0."""
-    shares: list[float] = rate_share(torch.arange(steps) / steps, config).tolist()
-    return [peak * share for share in shares]
-
-
 def adamw(rate: float) -> Train:
     """Train by torch's AdamW at a rate, with the recipe's schedule."""
-
-    def train(network: nn.Module, batches: Batches, config: PopulationConfig) -> None:
-        descend(network, batches, _adamw(network, config), scheduled(rate, len(batches), config), config)
-
-    return train
+    return lambda network, batches, config: _descend_scheduled(
+        network, batches, _adamw(network, config), rate, config
+    )
 
 
 def prodigy(first: float, factor: float) -> Train:
@@ -92,7 +85,7 @@ def prodigy(first: float, factor: float) -> Train:
                 weight_decay=config.weight_decay, safeguard_warmup=True, use_bias_correction=True,
                 d0=first, d_coef=factor,
             )  # fmt: skip
-        descend(network, batches, optimizer, scheduled(1.0, len(batches), config), config)
+        _descend_scheduled(network, batches, optimizer, 1.0, config)
 
     return train
 
@@ -121,7 +114,7 @@ def range_test(share: float, divisor: float) -> Train:
     def train(network: nn.Module, batches: Batches, config: PopulationConfig) -> None:
         steps = math.ceil(share * len(batches))
         rates = torch.logspace(-4, 0, steps).tolist()
-        fresh = {name: value.clone() for name, value in network.state_dict().items()}
+        fresh = copy.deepcopy(network.state_dict())
         losses = descend(network, batches[:steps], _adamw(network, config), rates, config)
         smooth, mean = [], 0.0
         for step, loss in enumerate(losses, start=1):
@@ -131,6 +124,18 @@ def range_test(share: float, divisor: float) -> Train:
         adamw(rates[smooth.index(min(smooth))] / divisor)(network, batches[steps:], config)
 
     return train
+
+
+def _descend_scheduled(
+    network: nn.Module,
+    batches: Batches,
+    optimizer: torch.optim.Optimizer,
+    peak: float,
+    config: PopulationConfig,
+) -> None:
+    """Descend at rates of the recipe's schedule: up, flat, down to 0."""
+    shares = rate_share(torch.arange(len(batches)) / len(batches), config)
+    descend(network, batches, optimizer, (peak * shares).tolist(), config)
 
 
 def _adamw(network: nn.Module, config: PopulationConfig) -> torch.optim.Optimizer:

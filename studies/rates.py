@@ -68,7 +68,7 @@ def test_accuracy(spec: EnvironmentSpec, arms: Mapping[str, Controller]) -> dict
     members, scales = blocks.members(spec.members), spec.rate_scale * len(arms)
     environment = GrowthEnvironment(replace(spec, members=members, rate_scale=scales))
     play(environment, blocks, 0)
-    accuracy = 100.0 * evaluate_test(environment).accuracy
+    accuracy = 100.0 * evaluate_test(environment).accuracy.astype(np.float64)
     spans = blocks.spans(environment.num_members)
     return {name: np.round(accuracy[span], 3).tolist() for name, span in spans.items()}
 

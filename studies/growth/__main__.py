@@ -5,7 +5,7 @@
     python -m studies.growth evaluate --quick                       (minutes on two cores, few members)
     torchrun --nproc-per-node=8 -m studies.growth evaluate          (a task at a time on each GPU)
     python -m studies.growth rule                                   (schedules on the made tasks)
-    python -m studies.growth report                                 (tables of docs/study.md)
+    python -m studies.growth report                                 (its tables)
     python -m studies.growth ship --policy runs/study/main-0.safetensors --rounds 60
 
 Every arm spends the same training FLOPs. The test split is read at the end of each program, and nothing is
@@ -84,7 +84,7 @@ def main() -> None:
     three.add_argument("--to", type=Path, default=Path("src/esper/pretrained/tamiyo.safetensors"))
     three.set_defaults(run=training.ship)
 
-    four = commands.add_parser("report", help="write the tables of docs/study.md")
+    four = commands.add_parser("report", help="write and print the tables of the study of growth")
     four.set_defaults(run=report)
 
     five = commands.add_parser("rule", help="try the schedules on the made tasks, for a rule of thumb")

@@ -1,6 +1,6 @@
-"""The tables and pictures of docs/study.md, from the samples that the evaluation left.
+"""Tables and a picture of the study of growth, from the samples that the evaluation left.
 
-    python -m studies.growth report          writes the tables into the page; pictures: docs.make_pictures
+    python -m studies.growth report     writes two tables into docs/study.md, prints the others
 
 An arm's regret is the test accuracy of the oracle (the best fixed size for that budget, by validation data)
 minus its own, member by member, in points: below 0 it is ahead of the oracle.
@@ -340,10 +340,9 @@ def checks(study: Study) -> str:
     return markdown(titles, [[name, *cells] for name, cells in rows.items()])
 
 
-TABLES: Mapping[str, Callable[[Study], str]] = {
-    "summary": summary,
+IN_PAGE: Mapping[str, Callable[[Study], str]] = {"summary": summary, "checks": checks}
+PRINTED: Mapping[str, Callable[[Study], str]] = {
     "regret": over_tasks,
-    "checks": checks,
     "by task": by_task,
     "equal accuracy": equal_accuracy,
     "what grew": what_grew,
@@ -351,8 +350,8 @@ TABLES: Mapping[str, Callable[[Study], str]] = {
 
 
 def page_with_tables(page: str, study: Study) -> str:
-    """The page with every table of TABLES between its marks; raises ValueError where marks are missing."""
-    return with_tables(page, {name: make(study) for name, make in TABLES.items()})
+    """The page with every table of IN_PAGE between its marks; raises ValueError where marks are missing."""
+    return with_tables(page, {name: make(study) for name, make in IN_PAGE.items()})
 
 
 # ---- pictures ----------------------------------------------------------------------------------------------
@@ -383,29 +382,12 @@ def draw_regret(study: Study, path: Path) -> None:
     plt.close(figure)
 
 
-def draw_sizes(study: Study, path: Path) -> None:
-    """Final cost against the budget, of Tamiyo's networks and of the oracle, a line for each task."""
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
-    for axis, arm in zip(axes, (TAMIYO, "oracle"), strict=True):
-        for task in study.tasks:
-            found = [(b, study.find(task, b, arm)) for b in study.budgets]
-            known = [(b, float(np.mean(s.cost))) for b, s in found if s is not None]
-            axis.plot(*zip(*known, strict=True), marker="o", label=task)
-        axis.set(title=arm, xscale="log", yscale="log", xlabel="budget", ylabel="final cost of a step")
-        axis.grid(alpha=0.3)
-    axes[1].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-PICTURES: Mapping[str, Callable[[Study, Path], None]] = {
-    "study.png": draw_regret,
-    "study_sizes.png": draw_sizes,
-}
+PICTURES: Mapping[str, Callable[[Study, Path], None]] = {"study.png": draw_regret}
 
 
 def write_tables() -> None:
-    """Put the tables of the committed samples into the page."""
-    PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8"), Study.of()), encoding="utf-8")
-    print(f"wrote the tables of {PAGE}")
+    """Put tables of the committed samples into the page, and print the others."""
+    study = Study.of()
+    PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8"), study), encoding="utf-8")
+    for name, make in PRINTED.items():
+        print(f"{name}\n\n{make(study)}\n")

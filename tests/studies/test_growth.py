@@ -77,10 +77,11 @@ def test_the_tables_are_made_from_what_was_written(folder: Path) -> None:
     assert regret.mean() == pytest.approx(100 * (np.mean(best.test) - np.mean(own.test)))
     trainings = [s for s in study.samples if s.arm.startswith("main-") and s.budget == 4.0]
     assert np.mean(own.test) == pytest.approx(np.mean([s.test for s in trainings]))
-    page = "\n".join(f"<!-- study:{name} -->\nold\n<!-- end:{name} -->" for name in report.TABLES)
+    page = "\n".join(f"<!-- study:{name} -->\nold\n<!-- end:{name} -->" for name in report.IN_PAGE)
     filled = report.page_with_tables(page, study)
     assert "old" not in filled
     assert filled == report.page_with_tables(filled, study)
+    assert all(make(study).count("\n") > 1 for make in report.PRINTED.values())
     for name, draw in report.PICTURES.items():
         draw(study, folder / name)
 
