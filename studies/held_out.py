@@ -56,23 +56,12 @@ GRID = tuple(2.0**k for k in range(-4, 9))  # of the usual rate: the oracle take
 TRIALS = 36  # rates that searches draw for each network, more than any of them can pay for
 SPAN = 100.0  # of drawn rates, around the usual one
 MARGIN = 1.0  # points of which nobody needs to care
-WORLDS, JUDGED, TUNED_ON = (
-    12,
-    6,
-    4,
-)  # varied made tables: shapes of a training, to judge on, to tune opponents
-VARIED = {
-    "rounds": 18,
-    "imitate": 12,
-}  # of a training on varied tables: imitation goes through all shapes once
+# Varied made tables: how many shapes a training goes through, arms are judged on, and opponents are tuned on.
+WORLDS, JUDGED, TUNED_ON = 12, 6, 4
+VARIED = {"rounds": 18, "imitate": 12}  # of a training on varied tables
 USUAL, RANDOM, TUNED = "the usual rate", "a random rate", "the tuned rate"
-STATIC, RULE, SUPERVISED, VARIED_CONTROLLER = (
-    "static",
-    "reactive rule",
-    "supervised start",
-    "varied controller",
-)
-ORACLE, PLAIN_ADAMW = "oracle", "AdamW in a plain loop"
+STATIC, RULE, SUPERVISED, ORACLE = "static", "reactive rule", "supervised start", "oracle"
+VARIED_CONTROLLER, PLAIN_ADAMW = f"varied {CONTROLLER}", "AdamW in a plain loop"
 # Plain loops, with the parameters that are tried on made tables.
 PLAIN: dict[str, tuple[Callable[..., Any], Sequence[tuple[float, ...]]]] = {
     "range test": (range_test, [(share, by) for share in (0.1, 0.2, 0.3) for by in (3.0, 10.0, 30.0)]),
@@ -313,12 +302,8 @@ def by_table(records: Records) -> str:
     lines = [f"| table | oracle, % | best rate | {' | '.join(shown)} |", "|---" * (3 + len(shown)) + "|"]
     for record in records:
         arms, rate = accuracy_of(record), 0.01 * GRID[np.mean(record["grid"], axis=1).argmax()]
-        cells = [
-            f"{arms[ORACLE]:.1f}",
-            f"{rate:.2g}",
-            *(f"{arms[ORACLE] - arms[name]:+.1f}" for name in shown),
-        ]
-        lines.append(f"| {record['table']} | {' | '.join(cells)} |")
+        cells = [f"{arms[ORACLE] - arms[name]:+.1f}" for name in shown]
+        lines.append(f"| {record['table']} | {arms[ORACLE]:.1f} | {rate:.2g} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -329,10 +314,9 @@ def report(records: Records) -> str:
     parts = [f"{name}: {value}" for name, value in records[0].items()]
     parts += [f"{len(made)} shapes of made tables", regrets(made)]
     if held_out:
-        static, plain = (
-            np.array([record["arms"][name][0] for record in held_out])
-            for name in (f"{STATIC} from {USUAL}", PLAIN_ADAMW)
-        )
+        names = (f"{STATIC} from {USUAL}", PLAIN_ADAMW, f"{CONTROLLER} from {USUAL}")
+        static, plain, own = (np.array([record["arms"][name] for record in held_out]) for name in names)
+        each = own.mean(axis=(0, 2)) - static.mean()  # [trainings]
         edges = [np.mean(record["grid"], axis=1).argmax() in (0, len(GRID) - 1) for record in held_out]
         parts += [
             f"{len(held_out)} held-out tables",
@@ -340,6 +324,7 @@ def report(records: Records) -> str:
             by_table(held_out),
             f"{PLAIN_ADAMW} minus {STATIC} in the population: mean {np.mean(plain - static):+.3f} points, "
             f"largest {np.abs(plain - static).max():.2f} of {plain.size} networks",
+            f"{names[2]} minus {names[0]}, by training: {' '.join(f'{gain:+.2f}' for gain in each)}",
             f"tables whose best rate is at an edge of the grid: {sum(edges)}",
             f"seconds of one network by itself: {records[-1].get('seconds')}",
         ]
