@@ -65,7 +65,7 @@ VARIED_CONTROLLER, PLAIN_ADAMW = f"varied {CONTROLLER}", "AdamW in a plain loop"
 # Plain loops, with the parameters that are tried on made tables.
 PLAIN: dict[str, tuple[Callable[..., Any], Sequence[tuple[float, ...]]]] = {
     "range test": (range_test, [(share, by) for share in (0.1, 0.2, 0.3) for by in (3.0, 10.0, 30.0)]),
-    "Prodigy": (prodigy, [(first, by) for first in (1e-4, 1e-3, 1e-2) for by in (1.0, 2.0, 4.0)]),
+    "Prodigy": (prodigy, [(first, by) for first in (1e-5, 1e-4, 1e-3) for by in (4.0, 8.0, 16.0)]),
     "schedule-free AdamW": (schedule_free, [(0.01 * 2.0**k,) for k in range(-1, 6)]),
 }
 Arms = dict[str, list[list[float]]]  # test accuracy in points: of each training, of each network
