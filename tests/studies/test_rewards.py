@@ -34,7 +34,7 @@ def test_the_exam_is_run_and_read_again(
     monkeypatch.setattr(rates, "TASKS", 3)
     monkeypatch.setattr(rewards, "ROUNDS", 1)
     out, options = tmp_path / "exam.jsonl", [word for text in SMALL for word in ("--set", text)]
-    rewards.main(["--trainings", "2", "--out", str(out), *options])
+    rewards.main(["--trainings", "1", "--out", str(out), *options])
     printed = capsys.readouterr().out
     assert all(f"| {kind} |" in printed for kind in rewards.KINDS)
     assert "| farmer |" in printed

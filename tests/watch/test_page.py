@@ -127,8 +127,9 @@ def test_every_view_shows_without_an_error_and_fits(
 
 @pytest.mark.parametrize(
     ("run", "width", "theme"),
-    [("first", 360, "dark"), ("shown", 360, "light"), ("compared", 1400, "dark"), ("contest", 360, "light"),
-     ("mine", 1400, "light"), ("growth", 360, "light"), ("rated", 1400, "dark")],
+    [("first", 360, "dark"), ("shown", 360, "light"), ("compared", 1400, "dark"), ("mine", 1400, "light"),
+     ("rated", 1400, "dark"), pytest.param("contest", 360, "light", marks=pytest.mark.long),
+     pytest.param("growth", 360, "light", marks=pytest.mark.long)],
 )  # fmt: skip
 def test_a_report_shows_every_view_from_disk(
     tab: Any, runs: Path, tmp_path: Path, run: str, width: int, theme: str
