@@ -40,7 +40,7 @@ def demo(
 
 def finish(run: TrainingRun) -> int:
     """Do what is left of a demo, write its report, print what came out, and return the exit code."""
-    from esper.commands.demo_networks import ARMS, compare_networks, train_networks
+    from esper.commands.demo_networks import ARMS, WORKERS, compare_networks, train_networks
     from esper.runs.run_folder import RunFolder
     from esper.watch.report import write_report
 
@@ -61,7 +61,7 @@ def finish(run: TrainingRun) -> int:
 
         def show(rounds_done: int) -> None:
             left = sum(not training.done() for training in trainings)
-            advance(total - left + rounds_done)
+            advance(total - left + min(left, WORKERS) / 2 + rounds_done)  # in training: half done on the mean
 
         if code := common.run_training(run, report=False, show=lambda done: show(done.round)):
             return code
