@@ -218,7 +218,10 @@ def conditions_of(specs: Sequence[EnvironmentSpec]) -> Conditions:
         clock=specs[0].episode.clock,
         minibatches=_range(minibatches),
         batch_size=_range([spec.population.batch_size for spec in specs]),
-        learning_rate=_range([rate for spec in specs for rate in _first_rates(spec)]),
+        # The least and the largest rate that a member may begin with.
+        learning_rate=_range(
+            [spec.population.host_lr * spec.episode.rate_span**end for spec in specs for end in (-0.5, 0.5)]
+        ),
         schedules=tuple(sorted({spec.population.schedule for spec in specs})),
         hosts=hosts,
         blueprints=tuple(sorted(specs[0].lifecycle.block_blueprints)),
@@ -246,11 +249,6 @@ def _minibatch_flops(spec: EnvironmentSpec) -> float:
     # One member on the CPU: FLOPs depend on the host alone, and counting them needs no GPU.
     alone = replace(spec, members=torch.zeros(1, dtype=torch.long), device="cpu", rate_scale=())
     return GrowthEnvironment(alone).bare_cost / spec.population.batches_per_epoch
-
-
-def _first_rates(spec: EnvironmentSpec) -> list[float]:
-    """Return the least and the largest learning rate that a member may begin with."""
-    return [spec.population.host_lr * spec.episode.rate_span**power for power in (-0.5, 0.5)]
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

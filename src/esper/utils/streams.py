@@ -74,12 +74,6 @@ def _bits_of(keys: Tensor, count: int) -> Tensor:
     return _mix(keys.unsqueeze(-1) + steps * _GOLDEN)
 
 
-def uniform_of(keys: Tensor, count: int) -> Tensor:
-    """Draw uniform numbers in [0, 1) from keys, 24 bits each.  # [...] → [..., count] float32"""
-    # A float32 holds 24 bits exactly: the upper ones, over 2^24.
-    return _shift(_bits_of(keys, count), 40).float() * 2.0**-24
-
-
 def random_bits(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
     """Draw `count` independent 64-bit words for each member.  # as `stream_keys` → [N, count] int64"""
     return _bits_of(stream_keys(seed, members, stream, counter), count)
@@ -87,7 +81,8 @@ def random_bits(seed: int, members: Tensor, stream: Stream, counter: int | Tenso
 
 def random_uniform(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
     """Draw uniform numbers in [0, 1), 24 bits each.  # [N, count] float32"""
-    return uniform_of(stream_keys(seed, members, stream, counter), count)
+    # A float32 holds 24 bits exactly: the upper ones, over 2^24.
+    return _shift(_bits_of(stream_keys(seed, members, stream, counter), count), 40).float() * 2.0**-24
 
 
 def random_order(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
