@@ -1,6 +1,6 @@
 """Is the controller of the learning rate worth it on real tables that nothing was trained or tuned on?
 
-    python -m studies.held_out --out FILE      an hour of a core; needs the extras data, searches and rates
+    python -m studies.held_out --out FILE      half an hour of a core; extras data, searches and rates
     python -m studies.held_out --read FILE     the tables
 
 Five controllers are trained as in `esper demo`, and five on tables that differ in size, shape and noise of
