@@ -66,6 +66,7 @@ PICTURES: dict[str, Drawing] = {
     "population.png": from_lines(population, MEASURED / "h200-population.jsonl"),
     **{name: of_study(draw) for name, draw in STUDY_PICTURES.items()},
     "growth_law.png": Drawing(growth_law.draw, bytes_of(growth_law.FILES)),
+    "growth_seconds.png": Drawing(growth_law.draw_seconds, bytes_of(growth_law.FILES)),
 }
 
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +24,14 @@ from esper.growing.estimate import TOKENS, count_parameters
 from studies import command_line, gpt, growth_grid
 
 RESULTS = Path(__file__).parent / "results"
-FILES = [RESULTS / f"growth_grid-{name}.jsonl" for name in ("h200", "6p-h200", "images-h200", "letter")]
-LABELS = {"half": "4 layers", "grown": "4 layers that become 8"}
+NAMES = ("h200", "6p-h200", "pilot-h200", "retuned-h200", "alone-h200", "images-h200", "letter")
+FILES = [RESULTS / f"growth_grid-{name}.jsonl" for name in NAMES]
+ENOUGH = 3  # seeds: where an arm of a network has them, arms with fewer are not its best by luck
+LABELS = {"whole": "8 layers", "half": "4 layers", "grown": "4 layers that become 8"}
+STYLES = {"whole": ("s--", "C0"), "half": ("^:", "C1"), "grown": ("o-", "C2")}
 TEXT = "gpt"  # how the names of families begin whose targets are tokens
+LEAST = 10.0  # tokens a parameter: below, half of the depth is better, and a saving against the whole no gain
+ALONE = RESULTS / "growth_grid-alone-h200.jsonl"  # runs that had a GPU for themselves
 
 
 @dataclass(frozen=True)
@@ -39,26 +45,36 @@ class Point:
     ahead_of_half: float  # loss of the half-size network minus that of the grown one
 
 
+def kind_of(run: Mapping[str, Any]) -> str:
+    """Tell whole, half-size and grown networks; what is none of them is "other"."""
+    if run["start"]:
+        return "grown" if 2 * run["start"] == run["depth"] and not run.get("equal_steps") else "other"
+    whole = growth_grid.FAMILIES[run.get("family", "gpt")].depth
+    return {whole: "whole", whole // 2: "half"}.get(run["depth"], "other")
+
+
 def best_losses(paths: Sequence[Path] = FILES) -> dict[tuple[str, int], dict[float, dict[str, float]]]:
     """Return the least mean validation loss of whole, half-size and grown networks by budget.
 
-    A family is told apart by name and width. Only growth from half of the blocks counts.
+    A family is told apart by name and width. Only growth from half of the blocks counts. Arms with ENOUGH
+    seeds go before those with fewer.
     """
     runs: dict[tuple[str, int, float, str, str, float], list[float]] = defaultdict(list)
-    depth: dict[tuple[str, int], int] = {}
     for line in (line for path in paths for line in path.read_text().splitlines()):
         run = json.loads(line)
-        family = run.get("family", "gpt")
-        whole = depth[family, run["width"]] = growth_grid.FAMILIES[family].depth
-        kind = "whole" if run["depth"] == whole else "half" if 2 * run["depth"] == whole else "other"
-        if run["start"]:
-            kind = "grown" if 2 * run["start"] == run["depth"] and not run.get("equal_steps") else "other"
-        runs[family, run["width"], run["budget"], kind, run["name"], run["rate"]].append(run["validation"])
+        key = run.get("family", "gpt"), run["width"], run["budget"], kind_of(run), run["name"], run["rate"]
+        runs[key].append(run["validation"])
     found: dict[tuple[str, int], dict[float, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-    for (family, width, budget, kind, *_), losses in runs.items():
-        best = found[family, width][budget]
-        best[kind] = min(best.get(kind, np.inf), np.mean(losses))
+    # Those with few seeds first, so that a mean over enough of them replaces what they have.
+    for (family, width, budget, kind, *_), losses in sorted(runs.items(), key=lambda item: _rank(item[1])):
+        found[family, width][budget][kind] = float(np.mean(losses))
     return found
+
+
+def _rank(losses: Sequence[float]) -> tuple[bool, float]:
+    """Order arms so that the best is the last one."""
+    loss = float(np.mean(losses))
+    return len(losses) >= ENOUGH, -loss if np.isfinite(loss) else -np.inf
 
 
 def targets_per_parameter(family: str, width: int, budget: float) -> float:
@@ -89,6 +105,11 @@ def points(paths: Sequence[Path] = FILES) -> list[Point]:
     return result
 
 
+def for_the_law(found: Sequence[Point]) -> list[Point]:
+    """Return the points of text at which growth can be a gain."""
+    return [p for p in found if p.family.startswith(TEXT) and p.targets >= LEAST]
+
+
 def fit(chosen: Sequence[Point]) -> tuple[float, float]:
     """Fit saved = c / targets per parameter by least squares; return c and the residual deviation."""
     per, saved = (np.array([getattr(p, name) for p in chosen]) for name in ("targets", "saved"))
@@ -104,9 +125,9 @@ def draw(path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), layout="constrained")
     found = [p for p in points() if p.family.startswith(TEXT)]
     per = [p.targets for p in found]
-    for (kind, label), style in zip(LABELS.items(), ("^:", "o-"), strict=True):
+    for kind in ("half", "grown"):
         ahead = [by_budget[p.budget][kind] - by_budget[p.budget]["whole"] for p in found]
-        left.plot(per, ahead, style, color="C1" if kind == "half" else "C2", label=label)
+        left.plot(per, ahead, STYLES[kind][0], color=STYLES[kind][1], label=LABELS[kind])
     left.axhline(0, color="0.6", linewidth=0.8)
     left.set(xscale="log", xlabel="tokens for each parameter", ylabel="loss minus that of 8 layers, nats")
     left.set_yscale("symlog", linthresh=0.01)
@@ -117,13 +138,13 @@ def draw(path: Path) -> None:
     # Where 8 and 4 layers, trained plainly, have the same loss: on a line between two budgets.
     gaps = [by_budget[p.budget]["half"] - by_budget[p.budget]["whole"] for p in found]
     level = np.exp(np.interp(0.0, gaps, np.log(per)))
-    tokens = np.geomspace(TOKENS.measured[0], 60)
+    tokens = np.geomspace(*TOKENS.measured)
     saved = 100 * np.array([TOKENS.saved(t) for t in tokens])
     right.plot(tokens, saved, color="C2")
     right.fill_between(
         tokens, saved - 200 * TOKENS.deviation, saved + 200 * TOKENS.deviation, alpha=0.15, color="C2"
     )
-    right.axvspan(tokens[0], TOKENS.smaller_below, color="0.92", zorder=0)
+    right.axvspan(3.0, TOKENS.smaller_below, color="0.92", zorder=0)
     right.text(3.2, -18, "4 layers are\nthe better choice", va="bottom")
     right.axvline(level, color="0.6", linestyle=":", linewidth=0.8)
     right.text(1.04 * level, 70, "8 layers beat 4\nfrom here on", va="top")
@@ -133,6 +154,39 @@ def draw(path: Path) -> None:
         axes.set_xticks([4, 10, 20, 40], ["4", "10", "20", "40"])
         axes.minorticks_off()
         axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
+
+
+def draw_seconds(path: Path) -> None:
+    """Draw the losses against seconds on a GPU of its own, and how much later plain training is level."""
+    import matplotlib.pyplot as plt
+
+    runs = [json.loads(line) for line in ALONE.read_text().splitlines()]
+    pace = {kind_of(run): run["curve"][-1][1] / run["flops"] for run in runs}  # seconds of training a FLOP
+    by_budget = best_losses()["gpt", growth_grid.FAMILIES["gpt"].width]
+    budgets = sorted(budget for budget in by_budget if budget > min(by_budget))
+    figure, axes = plt.subplots(figsize=(7.2, 3.4), layout="constrained")
+    for kind, (style, color) in STYLES.items():
+        seconds = [pace[kind] * budget for budget in budgets]
+        axes.plot(seconds, [by_budget[b][kind] for b in budgets], style, color=color, label=LABELS[kind])
+    shown = runs[0]["budget"]
+    loss, at = by_budget[shown]["grown"], pace["grown"] * shown
+    times = [np.log(pace["whole"] * budget) for budget in budgets]
+    plain = [by_budget[budget]["whole"] for budget in budgets]
+    later = float(np.exp(np.interp(-loss, [-each for each in plain], times)))
+    axes.annotate("", (at, loss), (later, loss), arrowprops={"arrowstyle": "<->"})
+    saved = f"the same loss in {100 * (1 - at / later):.0f} % less time"
+    axes.text(at, loss - 0.001, saved, ha="right", va="top")
+    gaps = [by_budget[budget]["half"] - by_budget[budget]["whole"] for budget in budgets]
+    level = float(np.exp(np.interp(0.0, gaps, times)))
+    axes.axvline(level, color="0.6", linestyle=":", linewidth=0.8)
+    axes.text(1.01 * level, 0.651, "8 layers beat 4 from here on", va="top")
+    axes.set(xscale="log", xlabel="seconds of training on one H200", ylabel="validation loss, nats a byte")
+    axes.set_xticks([20, 30, 40, 60], ["20", "30", "40", "60"])
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
     figure.savefig(path, dpi=160)
     plt.close(figure)
 
@@ -148,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{point.family:12} {gpt.peta(point.budget):>7}  {point.targets:7.2f} targets a parameter, saved "
             f"{100 * point.saved:+6.1f} %, loss ahead of half the depth {point.ahead_of_half:+.4f}"
         )
-    chosen = [p for p in found if p.family.startswith(TEXT)]
+    chosen = for_the_law(found)
     if len(chosen) > 1:
         saves, deviation = fit(chosen)
         print(f"text: saved = {saves:.2f} / tokens a parameter, deviation {deviation:.3f}")
