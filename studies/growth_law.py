@@ -177,7 +177,7 @@ def draw_seconds(path: Path) -> None:
     later = float(np.exp(np.interp(-loss, [-each for each in plain], times)))
     axes.annotate("", (at, loss), (later, loss), arrowprops={"arrowstyle": "<->"})
     saved = f"the same loss in {100 * (1 - at / later):.0f} % less time"
-    axes.text(at, loss - 0.001, saved, ha="right", va="top")
+    axes.annotate(saved, (at, loss), (0.9 * at, loss - 0.015), arrowprops={"arrowstyle": "-", "color": "0.6"})
     gaps = [by_budget[budget]["half"] - by_budget[budget]["whole"] for budget in budgets]
     level = float(np.exp(np.interp(0.0, gaps, times)))
     axes.axvline(level, color="0.6", linestyle=":", linewidth=0.8)
