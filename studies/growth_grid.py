@@ -183,7 +183,7 @@ class Arm:
     rate: float
     start: int = 0  # active layers at first; 0: all
     grow_at: tuple[float, ...] = ()  # fractions of the compute
-    order: str = "interleaved"  # stacked; or zeroed: new layers are fresh and add nothing at first
+    order: str = "interleaved"  # stacked; halved; or zeroed: new layers are fresh and add nothing at first
     tied: float | None = None  # fraction of the steps until which new layers share the weights of old ones
     equal_steps: bool = False  # as many steps as without growth, so fewer FLOPs; grow_at is of the steps
     seed: int = 0
@@ -329,6 +329,8 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
             if grower.step():
                 if arm.order == "zeroed":
                     restart_blocks(grower, before, family.make(arm.width, arm.depth), optimizer)
+                if arm.order == "halved":
+                    halve_outputs(grower)
                 update.reset()
         if (step + 1) % every == 0 or step + 1 == total:
             if device != "cpu":
@@ -371,6 +373,15 @@ def restart_blocks(
                     parameter.zero_()
                 for value in optimizer.state[parameter].values():
                     value.zero_()
+
+
+@torch.no_grad()
+def halve_outputs(grower: Progressive) -> None:
+    """Let every active block add half as much, so that a block and its copy add about what it added alone."""
+    for block in (each.blocks[k] for each in grower.lists for k in each.active):
+        for name, parameter in block.named_parameters():
+            if name.split(".")[0] in OUTPUTS:
+                parameter.mul_(0.5)
 
 
 def _layout(family: Family) -> torch.memory_format:

@@ -21,6 +21,7 @@ from studies.growth_grid import (
     TrainingStep,
     adamw,
     finals,
+    halve_outputs,
     make_gpt,
     pilot,
     plan,
@@ -67,7 +68,25 @@ def test_fresh_blocks_with_outputs_of_zero_change_nothing_at_first() -> None:
     assert all(not value.any() for p in new.parameters() for value in optimizer.state[p].values())
 
 
-@pytest.mark.parametrize(("order", "tied"), [("zeroed", None), ("interleaved", 0.8), ("interleaved", 1.0)])
+def test_halved_blocks_add_half_as_much() -> None:
+    model = make_gpt(64, 4)
+    tokens = torch.randint(256, (2, 32))
+    grower = Progressive(model, adamw(model, 1e-3, 0.1), 2, grow_at=0.5, example=(tokens,))
+    F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    grower.step()
+    x = torch.randn(2, 32, 64)
+    block = model.layers[1]
+    down = block.down(x.repeat(1, 1, 4))
+    others = [p.clone() for name, p in block.named_parameters() if not name.startswith(("proj", "down"))]
+    halve_outputs(grower)
+    torch.testing.assert_close(block.down(x.repeat(1, 1, 4)), down / 2)
+    kept = [p for name, p in block.named_parameters() if not name.startswith(("proj", "down"))]
+    assert all(torch.equal(a, b) for a, b in zip(others, kept, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("order", "tied"), [("zeroed", None), ("halved", None), ("interleaved", 0.8), ("interleaved", 1.0)]
+)
 def test_controls_train_for_the_budget(
     order: str, tied: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
