@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.textbook import GPT, batches, decay_groups, forward_flops, load_images, resnet
-from esper.growing.progressive import Progressive
+from esper.growing.progressive import Progressive, find_blocks
 from esper.tasks import load_task
 from esper.tasks.task import Split, Task
 from esper.utils.statistics import paired_interval
@@ -107,6 +107,19 @@ def sgd(model: nn.Module, rate: float, decay: float) -> torch.optim.Optimizer:
     """SGD as most residual networks use it."""
     groups = decay_groups(model, decay)
     return torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
+
+
+def muon(model: nn.Module, rate: float, decay: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks and AdamW for the rest, at rates of the same meaning."""
+    blocks = [block for each in find_blocks(model) for block in each.blocks]
+    matrices = [p for block in blocks for p in block.parameters() if p.ndim == 2]
+    taken = set(matrices)
+    groups = decay_groups(model, decay)
+    rest = [{**group, "params": [p for p in group["params"] if p not in taken]} for group in groups]
+    return [
+        torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.99), fused=True),
+    ]
 
 
 @dataclass(frozen=True)
@@ -189,11 +202,13 @@ class Arm:
     seed: int = 0
     warmup: float = 0.02  # of the compute
     batch: int = 0  # 0: that of the family
+    muon: bool = False  # instead of the optimizer of the family
 
     @property
     def name(self) -> str:
         """Name the arm without family, budget, rate and seed."""
-        return self._network + ("" if self.warmup == Arm.warmup else f" warm-up {self.warmup:g}")
+        warmup = "" if self.warmup == Arm.warmup else f" warm-up {self.warmup:g}"
+        return self._network + warmup + (" Muon" if self.muon else "")
 
     @property
     def _network(self) -> str:
@@ -234,8 +249,8 @@ class TrainingStep:
 
     WARM_UP = 3  # plain steps before a capture: they compile, and make the state of the optimizer
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: str) -> None:
-        self.model, self.optimizer, self.device = model, optimizer, device
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], device: str) -> None:
+        self.model, self.optimizers, self.device = model, optimizers, device
         self.rate: Any = 0.0
         self.compiling = 0.0
         self.forward: Callable[[Tensor], Tensor] = model
@@ -245,20 +260,22 @@ class TrainingStep:
             # A function of ours around it, since dynamo splits an nn.Sequential at the top into its children.
             self.forward = torch.compile(lambda inputs: model(inputs))
             self.rate = torch.zeros((), device=device)
-            for group in optimizer.param_groups:  # a replay reads the rate from memory
-                group.update({"lr": self.rate, "capturable": True})
+            for optimizer in optimizers:
+                if not isinstance(optimizer, torch.optim.Muon):
+                    for group in optimizer.param_groups:  # a replay reads the rate from memory
+                        group.update({"lr": self.rate, "capturable": True})
 
     def reset(self) -> None:
         """Capture the step anew, as when the network has grown."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.plain_steps = 0
         self.batch: list[Tensor] = []
-        self.optimizer.zero_grad()
+        self._zero_grad()
 
     def __call__(self, batch: Sequence[Tensor], rate: float) -> None:
         """Train on a batch of inputs and targets."""
         if self.device == "cpu":
-            for group in self.optimizer.param_groups:
+            for group in (group for each in self.optimizers for group in each.param_groups):
                 group["lr"] = rate
             self._update(*batch)
             return
@@ -279,13 +296,34 @@ class TrainingStep:
                 self._update(*self.batch)
         self.compiling += time.perf_counter() - began
 
+    def _zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
     def _update(self, inputs: Tensor, targets: Tensor) -> None:
-        self.optimizer.zero_grad()
+        self._zero_grad()
         with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
             logits = self.forward(inputs)
         F.cross_entropy(logits.float().flatten(0, -2), targets.flatten()).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            if self.device != "cpu" and isinstance(optimizer, torch.optim.Muon):
+                step_at(optimizer, self.rate)
+            else:
+                optimizer.step()
+
+
+@torch.no_grad()
+def step_at(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:
+    """Make a step at a rate in memory, for an optimizer that takes a number, which a capture would freeze.
+
+    Its step must be linear in the rate: this one makes it at its own rate, and goes a part of the way.
+    """
+    before = [[p.clone() for p in group["params"]] for group in optimizer.param_groups]
+    optimizer.step()
+    for group, old in zip(optimizer.param_groups, before, strict=True):
+        for parameter, start in zip(group["params"], old, strict=True):
+            parameter.copy_(start.lerp(parameter, rate / group["lr"]))
 
 
 def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, Any]:
@@ -297,7 +335,8 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
     family = FAMILIES[arm.family]
     torch.manual_seed(arm.seed)
     model = family.make(arm.width, arm.depth).to(device, memory_format=_layout(family))
-    optimizer = family.optimizer(model, arm.rate, family.weight_decay)
+    make = muon if arm.muon else lambda *given: [family.optimizer(*given)]
+    optimizers = make(model, arm.rate, family.weight_decay)
     steps, costs = plan(arm)
     total, grower = sum(steps), None
     if arm.start:
@@ -305,7 +344,7 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
         example = (task.train.inputs[:1].to(device),)
         grower = Progressive(
             model,
-            optimizer,
+            optimizers,
             total,
             start=arm.start / arm.depth,
             grow_at=at,
@@ -313,7 +352,7 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
             example=example,
             tied=arm.tied,
         )
-    update = TrainingStep(model, optimizer, device)
+    update = TrainingStep(model, optimizers, device)
     data, batch = task.train.to(device), arm.batch or family.batch
     take = augmented(data, batch, arm.seed) if family.images else batches(data, batch, family.text, arm.seed)
     validation = task.validation.subset(torch.arange(min(family.validation, len(task.validation)))).to(device)
@@ -328,7 +367,7 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
             before = [each.active for each in grower.lists]
             if grower.step():
                 if arm.order == "zeroed":
-                    restart_blocks(grower, before, family.make(arm.width, arm.depth), optimizer)
+                    restart_blocks(grower, before, family.make(arm.width, arm.depth), optimizers)
                 if arm.order == "halved":
                     halve_outputs(grower)
                 update.reset()
@@ -361,7 +400,10 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
 
 @torch.no_grad()
 def restart_blocks(
-    grower: Progressive, before: Sequence[Sequence[int]], fresh: nn.Module, optimizer: torch.optim.Optimizer
+    grower: Progressive,
+    before: Sequence[Sequence[int]],
+    fresh: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
 ) -> None:
     """Give the weights of a fresh network, with outputs of zero, to blocks that were not active before."""
     drawn = dict(fresh.named_parameters())
@@ -371,7 +413,7 @@ def restart_blocks(
                 parameter.copy_(drawn[f"{each.names[k]}.{name}"])
                 if name.split(".")[0] in OUTPUTS:
                     parameter.zero_()
-                for value in optimizer.state[parameter].values():
+                for value in (v for each in optimizers for v in each.state.get(parameter, {}).values()):
                     value.zero_()
 
 

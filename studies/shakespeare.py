@@ -108,7 +108,7 @@ def train(arm: Arm, data: tuple[Split, Split, int], device: str, size: Size = NA
     if arm.grow_at:
         grower = Progressive(model, optimizer, arm.steps, grow_at=arm.grow_at, example=(sample.to(device),))
         model.train()
-    update = TrainingStep(model, optimizer, device)
+    update = TrainingStep(model, [optimizer], device)
     take = batches(training, size.batch, True, arm.seed)
     curve: list[tuple[float, float, float]] = []
     spent, measuring, began = 0.0, 0.0, time.perf_counter()

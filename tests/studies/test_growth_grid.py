@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +24,12 @@ from studies.growth_grid import (
     finals,
     halve_outputs,
     make_gpt,
+    muon,
     pilot,
     plan,
     read_arms,
     restart_blocks,
+    step_at,
     train,
 )
 
@@ -62,10 +65,29 @@ def test_fresh_blocks_with_outputs_of_zero_change_nothing_at_first() -> None:
         grower.step()
     assert grower.whole
     assert not torch.allclose(model(tokens), logits)
-    restart_blocks(grower, before, make_gpt(64, 4), optimizer)
+    restart_blocks(grower, before, make_gpt(64, 4), [optimizer])
     torch.testing.assert_close(model(tokens), logits)
     new = model.layers[1]
     assert all(not value.any() for p in new.parameters() for value in optimizer.state[p].values())
+
+
+def test_a_step_at_a_rate_in_memory_is_the_step_at_that_rate() -> None:
+    torch.manual_seed(0)
+    first, second = (make_gpt(64, 2) for _ in range(2))
+    second.load_state_dict(first.state_dict())
+    usual, scaled = (muon(model, 0.02, 0.1) for model in (first, second))
+    tokens = torch.randint(256, (2, 32))
+    for rate in (0.02, 0.013, 0.0):
+        for model in (first, second):
+            model.zero_grad()
+            F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        usual[0].param_groups[0]["lr"] = rate
+        usual[0].step()
+        step_at(scaled[0], torch.tensor(rate))
+        for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
+            torch.testing.assert_close(a, b, msg=f"{name} at {rate}")
+    held = [p for optimizer in usual for group in optimizer.param_groups for p in group["params"]]
+    assert len(held) == len(set(held)) == len(list(first.parameters()))
 
 
 def test_halved_blocks_add_half_as_much() -> None:
@@ -85,27 +107,29 @@ def test_halved_blocks_add_half_as_much() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "tied"), [("zeroed", None), ("halved", None), ("interleaved", 0.8), ("interleaved", 1.0)]
+    "control",
+    [{"order": "zeroed"}, {"order": "halved"}, {"tied": 0.8}, {"tied": 1.0}, {"muon": True}],
+    ids=lambda control: "-".join(map(str, *control.items())),
 )
-def test_controls_train_for_the_budget(
-    order: str, tied: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_controls_train_for_the_budget(control: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES, "tiny", replace(FAMILIES["resmlp"], depth=4, width=8, validation=200))
-    arm = Arm("tiny", 4e6, 4, 8, 0.02, start=2, grow_at=(0.3,), order=order, tied=tied, batch=16)
-    result = train(arm, load_task("letter"), "cpu")
+    arm = Arm("tiny", 4e6, 4, 8, 0.02, start=2, grow_at=(0.3,), batch=16)
+    result = train(replace(arm, **control), load_task("letter"), "cpu")
     assert result["flops"] == pytest.approx(4e6, rel=0.03)
     assert result["validation"] < result["curve"][0][2]
-    assert order in result["name"]
-    assert ("tied" in result["name"]) == (tied is not None)
+    assert control.get("order", "interleaved") in result["name"]
+    assert ("Muon" in result["name"]) == ("muon" in control)
+    assert ("tied" in result["name"]) == ("tied" in control)
 
 
 @pytest.mark.gpu
-def test_captured_steps_train_as_plain_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("muon_too", [False, True])
+def test_captured_steps_train_as_plain_ones_do(muon_too: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES, "tiny", replace(FAMILIES["resmlp"], depth=4, width=64, validation=2000))
     inputs = torch.randn(4000, 16, generator=torch.Generator().manual_seed(0))
     data = Split(inputs, (inputs[:, :4] > 0).long() @ torch.tensor([1, 2, 4, 8]))
     task = Task("signs", "mlp", (16,), 26, data, data, TestSplit(data), HostSpec("resmlp"))
-    arm = finals(["tiny"], [2e10], 0.3, [0.01] * 3)[0]
+    arm = replace(finals(["tiny"], [2e10], 0.3, [0.01] * 3)[0], muon=muon_too)
     launched, update = [], TrainingStep._update
 
     def count(self: TrainingStep, inputs: torch.Tensor, targets: torch.Tensor) -> None:
