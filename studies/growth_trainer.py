@@ -12,8 +12,8 @@ where there are none.
 The model is GPT2LMHeadModel with bytes as its vocabulary; the data are the sources of the standard library
 and of torch. A grown arm adds `callbacks=[esper.TransformersProgressive(...)]` to plain training. Arms have
 the FLOPs of --budget; the one of equal steps has the optimizer steps, and so the epochs, of plain training.
-All have the same batches, and the same learning-rate schedule by compute: warm-up over 2 %, flat, linear
-decay over the last 40 %. The seconds are those of `trainer.train()`.
+All have the same batches, and the same learning-rate schedule by compute: warm-up, flat, linear decay over
+the last 40 %. The seconds are those of `trainer.train()`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from esper.utils.statistics import paired_interval
 from studies import command_line, gpt
 from studies.growth_grid import EQUAL_STEPS_AT
 
-WARMUP, DECAY = 0.02, 0.4  # of the compute
+DECAY = 0.4  # of the compute
 VALIDATION = 2048  # windows
 IGNORED = -100  # a label that has no loss
 
@@ -61,14 +61,16 @@ class Arm:
     equal_steps: bool = False
     rate: float = 1e-3
     seed: int = 0
+    warmup: float = 0.02  # of the compute
 
     @property
     def name(self) -> str:
         """Name the arm without budget, rate and seed."""
+        warmup = "" if self.warmup == Arm.warmup else f", warm-up {self.warmup:g}"
         if not self.start:
-            return f"plain {self.depth}x{self.width}"
+            return f"plain {self.depth}x{self.width}{warmup}"
         steps = ", equal steps" if self.equal_steps else ""
-        return f"{self.start}→{self.depth}x{self.width} at {self.grow_at:g}{steps}"
+        return f"{self.start}→{self.depth}x{self.width} at {self.grow_at:g}{steps}{warmup}"
 
 
 class Windows(Dataset[Any]):
@@ -134,10 +136,10 @@ def plan(arm: Arm, context: int) -> tuple[list[int], list[float]]:
     return steps, costs
 
 
-def rate_shares(steps: Sequence[int], costs: Sequence[float]) -> list[float]:
+def rate_shares(steps: Sequence[int], costs: Sequence[float], warmup: float) -> list[float]:
     """Return the learning rate of every step relative to its peak, by the compute spent before it."""
     spent = np.cumsum([0.0, *np.repeat(costs, steps)])
-    return [float(min(p / WARMUP, 1.0, (1.0 - p) / DECAY)) for p in spent / spent[-1]]
+    return [float(min(p / warmup, 1.0, (1.0 - p) / DECAY)) for p in spent / spent[-1]]
 
 
 def train(
@@ -148,7 +150,7 @@ def train(
 
     context = task.train.inputs.shape[1]
     steps, costs = plan(arm, context)
-    total, shares = sum(steps), rate_shares(steps, costs)
+    total, shares = sum(steps), rate_shares(steps, costs, arm.warmup)
     torch.manual_seed(arm.seed)
     model = make_model(arm.depth, arm.width, context)
     grower = None
@@ -291,6 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=command_line.positive, default=8)
     parser.add_argument("--width", type=command_line.positive, default=384)
     parser.add_argument("--grow-at", type=float, default=0.3, help="fraction of the compute")
+    parser.add_argument("--warmup", type=float, default=0.1, help="fraction of the compute")
     parser.add_argument("--test", action="store_true", help="read the test split at the end of each run")
     parser.add_argument("--compile", action="store_true", help="torch_compile of the Trainer")
     parser.add_argument("--quick", action="store_true", help="a tiny model that shows that this runs")
@@ -302,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if given.device != "cpu" and torch.cuda.device_count() > 1:
         raise UserError("the Trainer would use all GPUs at once; set CUDA_VISIBLE_DEVICES to one of them")
-    base = Arm(given.budget, given.layers, given.width, grow_at=given.grow_at)
+    base = Arm(given.budget, given.layers, given.width, grow_at=given.grow_at, warmup=given.warmup)
     if given.quick:
         base = replace(base, budget=2e9, depth=4, width=16, batch=32)
     task = gpt.make_task(gpt.QUICK if given.quick else gpt.FULL)

@@ -41,7 +41,7 @@ def test_arms_spend_equal_flops_or_take_equal_steps() -> None:
 
 
 def test_the_learning_rate_follows_the_compute() -> None:
-    shares = rate_shares([100, 50], [1.0, 2.0])  # 200 in all
+    shares = rate_shares([100, 50], [1.0, 2.0], 0.02)  # 200 in all
     assert shares[:5] == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
     assert shares[110] == 1.0  # 120 spent
     assert shares[130] == pytest.approx(0.5)  # 160 spent
@@ -99,5 +99,6 @@ def test_processes_share_the_runs_and_finals_take_the_best_rate(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8 + 4 + 2 + 4
     # 3.0 + 0.1 - 0.5 minus 3.0 - 0.2
-    assert "   4P  4→8x384 at 0.3 minus plain 8x384: -0.2000 ± 0.0000, -4.0 ± 0.0 s, n=5" in lines
+    names = "4→8x384 at 0.3, warm-up 0.1 minus plain 8x384, warm-up 0.1"
+    assert f"   4P  {names}: -0.2000 ± 0.0000, -4.0 ± 0.0 s, n=5" in lines
     assert json.loads(out.read_text().splitlines()[0])["test"] is None
