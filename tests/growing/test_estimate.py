@@ -69,6 +69,14 @@ def test_advice_follows_from_tokens_per_parameter(tokens: float, advice: str, gr
     assert "outside of what was measured" in str(expected)  # so few parameters were not
 
 
+@pytest.mark.parametrize(("epochs", "advice"), [(1, "grow"), (5, "grow"), (6, "do not grow")])
+def test_what_repeats_more_often_than_measured_is_trained_plainly(epochs: int, advice: str) -> None:
+    model = GPT(256, 16, 128, 8, 2)
+    expected = esper.estimate(model, tokens=20 * count_parameters(model), epochs=epochs)
+    assert (expected.advice, expected.grow_at is None) == (advice, advice != "grow")
+    assert ("repeats its data 6 times" in expected.reason) == (epochs == 6)
+
+
 @pytest.mark.parametrize(("width", "limit"), [(32, "below 1,000,000"), (384, "above 10,000,000")])
 def test_language_models_of_other_sizes_are_trained_plainly(width: int, limit: str) -> None:
     model = GPT(256, 16, width, 8, 2)
@@ -138,13 +146,17 @@ def test_tokens_are_rows_of_whole_numbers(batch: Any, targets: torch.Tensor | No
     assert count_tokens(batch, targets) == tokens
 
 
-def test_grow_follows_the_law_of_tokens() -> None:
-    """At 20 tokens a parameter a GPT is grown into, at the time that the law says."""
+@pytest.mark.parametrize("times", [1, 3])
+def test_grow_follows_the_law_of_tokens(times: int) -> None:
+    """At 20 tokens a parameter a GPT is grown into, at the time that the law says.
+
+    times: as much data as an epoch reads
+    """
     torch.manual_seed(0)
     model, text = GPT(8, 64, 8, 4, 2), torch.randint(8, (1024, 65))
     parameters = count_parameters(model)
     rows = 8 * round(20 * parameters / 64 / 8)
-    data = text[torch.arange(rows) % 1024]
+    data = text[torch.arange(times * rows) % 1024]
     grown = esper.grow(
         model,
         (data[:, :-1], data[:, 1:]),
@@ -152,6 +164,7 @@ def test_grow_follows_the_law_of_tokens() -> None:
         controller="into",
         epochs=1,
         batch_size=8,
+        batches_per_epoch=rows // 8,
         progress=False,
     )
     share = TOKENS.grow_at(20, equal_compute=False)

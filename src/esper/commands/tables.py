@@ -69,10 +69,10 @@ def estimate(
         ),
     ],
     tokens: Annotated[
-        float | None, typer.Option(help="tokens that a language model sees in training")
+        float | None, typer.Option(help="tokens that a language model sees in training, over all epochs")
     ] = None,
     samples: Annotated[float | None, typer.Option(help="training samples, each with one label")] = None,
-    epochs: Annotated[float, typer.Option(help="how often training sees the samples")] = 1,
+    epochs: Annotated[float, typer.Option(help="how often training sees its data")] = 1,
 ) -> None:
     """Say whether growing into a model will pay, when to grow, and how much compute it saves.
 

@@ -29,10 +29,8 @@ class Law:
     smaller_below: float  # targets per parameter: with fewer, half of the depth is level or ahead
     saves: float = 0.0  # targets per parameter
     deviation: float = 0.0  # of the measured shares of FLOPs from the law
-    useful_sizes: tuple[float, float] = (
-        0.0,
-        math.inf,
-    )  # parameters: elsewhere growth was behind in some runs
+    useful_sizes: tuple[float, float] = (0.0, math.inf)  # parameters: elsewhere it was behind in some runs
+    epochs: float = math.inf  # over which targets may repeat: what more of them do was not measured
     most: float = 0.0  # targets per parameter: with more, plain training is level or ahead; 0: always
     first: float = 0.0  # targets per parameter for half of the blocks, in FLOPs of the whole model
 
@@ -63,6 +61,7 @@ TOKENS = Law(
     measured=(14.2, 43.0),
     sizes=(3.6e6, 6.4e6),
     useful_sizes=(1e6, 1e7),
+    epochs=5.0,
     smaller_below=15.0,
     most=40.0,
     first=4.6,
@@ -84,6 +83,7 @@ class Estimate:
     targets: float  # that training sees, over all epochs
     flops: float  # of plain training
     law: Law
+    epochs: float = 1.0
 
     @property
     def per_parameter(self) -> float:
@@ -106,6 +106,11 @@ class Estimate:
             return f"{self.name} has {self.blocks} blocks of one shape in a row, fewer than {FEWEST_BLOCKS}"
         seen = f"training sees {self.per_parameter:.2g} {law.targets} for each parameter of {self.name}"
         least, most = law.useful_sizes
+        if self.advice == "do not grow" and self.epochs > law.epochs:
+            return (
+                f"training repeats its data {self.epochs:g} times, and growth was measured for "
+                f"{law.epochs:g} epochs at most"
+            )
         if self.advice == "do not grow" and self.per_parameter <= law.most:
             limit = f"below {least:,.0f}" if self.parameters < least else f"above {most:,.0f}"
             return (
@@ -130,7 +135,8 @@ class Estimate:
         """When to grow from half of the blocks, as a fraction of the steps, at equal FLOPs; None: never."""
         least, most = self.law.useful_sizes
         pays = least <= self.parameters <= most and self.per_parameter <= self.law.most
-        return self.law.grow_at(self.per_parameter) if pays and self.blocks >= FEWEST_BLOCKS else None
+        known = self.epochs <= self.law.epochs and self.blocks >= FEWEST_BLOCKS
+        return self.law.grow_at(self.per_parameter) if pays and known else None
 
     @property
     def grow_at_equal_steps(self) -> float | None:
@@ -169,7 +175,7 @@ def estimate(
 ) -> Estimate:
     """Estimate whether it pays to grow into a model, how much it saves, and when to grow.
 
-    tokens: that a language model sees in training, over all epochs; or
+    tokens: that a language model sees in training, over all `epochs`; or
     samples: of training data with one label each, seen `epochs` times
     example: the arguments of the model for one sample, a tuple or a dict, to count FLOPs; without it they
         are 6 for each parameter and token, or sample, which is too few for convolutions
@@ -187,13 +193,13 @@ def estimate(
         shapes = [value.numel() for value in values if isinstance(value, Tensor)]
         forward = count_flops(model, example) / (1 if tokens is None or not shapes else shapes[0])
     law = SAMPLES if tokens is None else TOKENS
-    return estimate_targets(model, targets, TRAINING_PASSES * forward * targets, law)
+    return estimate_targets(model, targets, TRAINING_PASSES * forward * targets, law, epochs)
 
 
-def estimate_targets(model: nn.Module, targets: float, flops: float, law: Law) -> Estimate:
+def estimate_targets(model: nn.Module, targets: float, flops: float, law: Law, epochs: float) -> Estimate:
     """Estimate from the targets that training sees, and the FLOPs that it takes without growth."""
     blocks = sum(map(len, drop_nested(find_blocks(model))))
-    return Estimate(type(model).__name__, count_parameters(model), blocks, targets, flops, law)
+    return Estimate(type(model).__name__, count_parameters(model), blocks, targets, flops, law, epochs)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -164,7 +164,8 @@ class LivePopulation:
         is not expected to pay. Raises a UserError where it is not, and where model or data do not allow it.
         """
         most = self.settings.training.get("batches_per_epoch") or self.batches
-        each = math.ceil(min(self.batches, most) / self.settings.accumulate)
+        batches = min(self.batches, most)
+        each = math.ceil(batches / self.settings.accumulate)
         steps = epochs * each
         if steps < FEWEST_STEPS:
             count = f"{steps} optimizer steps" if steps else "an unknown number of steps"
@@ -175,7 +176,7 @@ class LivePopulation:
             with self._autocast():
                 self.criterion(model, batch)
 
-        expected = self._estimate(epochs)
+        expected = self._estimate(epochs * batches)
         if expected.grow_at is None and not asked:
             raise UserError(f"{expected.reason}; controller='into' grows all the same")
         law, seen = expected.law, expected.per_parameter
@@ -196,16 +197,17 @@ class LivePopulation:
         )
         return epochs, [remark, *([expected.reason] if expected.advice == "take half of the depth" else [])]
 
-    def _estimate(self, epochs: int) -> Estimate:
-        """Estimate what it saves to grow into the model, by the targets that its training sees."""
+    def _estimate(self, batches: int) -> Estimate:
+        """Estimate what it saves to grow into the model, by the batches that its training sees."""
         batch = to_device(first_batch("val", self.val_loader), self.model_device)
         with in_eval_mode(self.model), torch.no_grad(), self._autocast():
             result = self.criterion(self.model, batch)
-        samples = epochs * self.batches * (getattr(self.train_loader, "batch_size", None) or result.samples)
+        samples = batches * (getattr(self.train_loader, "batch_size", None) or result.samples)
+        epochs = batches / self.batches
         flops = TRAINING_PASSES * self.host_flops * samples
         if tokens := count_tokens(batch, result.targets):
-            return estimate_targets(self.model, samples * tokens / result.samples, flops, TOKENS)
-        return estimate_targets(self.model, samples, flops, SAMPLES)
+            return estimate_targets(self.model, samples * tokens / result.samples, flops, TOKENS, epochs)
+        return estimate_targets(self.model, samples, flops, SAMPLES, epochs)
 
     @property
     def whole(self) -> bool:
