@@ -1,0 +1,268 @@
+"""Does the shipped controller do harm? Tamiyo minus static at equal FLOPs, cell by cell.
+
+    python -m studies.no_harm --out FILE       an hour of a core; extras data and transformers
+    python -m studies.no_harm --quick --out FILE    a minute: few cells, two networks
+    python -m studies.no_harm --read FILE      the tables
+
+A cell is a built-in task with a preset, as `esper compare --preset PRESET --task TASK -C static,tamiyo` runs
+it; the recipe of `compute` on all tasks at a quarter and a sixteenth of its budget, and on tables with larger
+hosts; and models of transformers in `esper.grow(beyond=True, controller="tamiyo")`. Both arms have the same
+first weights, data and FLOPs. Outside of the conditions in her file Tamiyo leaves the run alone: such a cell
+of `esper compare` is static by construction and is not trained. Models are trained both ways all the same,
+and once more with `force=True`. A line of JSON for each cell goes to --out; cells that it has are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import esper
+from esper.comparing import compare, prepare
+from esper.config import RunConfig, load_config, preset_names
+from esper.controllers import PRETRAINED, Fixed, load_controller
+from esper.runs.console import interval
+from esper.tasks import load_task
+from esper.tasks.task import Task, task_table
+from esper.utils.errors import require
+from esper.utils.statistics import paired_interval
+from studies import command_line
+from studies.growth.ladders import LADDERS
+from studies.rates import FRESH
+
+STATIC, FORCED = "static", f"{PRETRAINED}, forced"
+COMPUTE = "compute"  # the preset with the recipe that Tamiyo was trained with
+FULL, SMALLER = 16, (1, 4)  # its budget in units of docs/study.md, and those that are tried besides
+SIZES = (2, 5)  # larger hosts, by their place on the study's ladder
+NETWORKS = {"mlp": 8, "cnn": 4, "transformer": 4}  # of an arm, by topology: images and text cost most
+MARGIN = 1.0  # points
+SAMPLES, EPOCHS, SEEDS = 1000, 12, 4  # of a model of transformers
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A population: a task with a preset, perhaps at another budget or with a host of another size."""
+
+    preset: str
+    task: str
+    budget: int | None = None  # in units of the study; None is the preset's own
+    size: int = 0  # on the ladder of the host; 0 is the task's own
+
+    def config(self, networks: int | None = None) -> RunConfig:
+        """Return its settings; the networks are none that anything was trained or chosen on."""
+        entry = next(entry for entry in task_table() if entry.name == self.task)
+        changes = {"task": self.task, "members": networks or NETWORKS[entry.topology], "seed": FRESH}
+        changes |= {"device": "cpu", "threads": 1}
+        if self.size:
+            changes |= {f"host.{k}": v for k, v in LADDERS[entry.host.preset][self.size].items()}
+        config = load_config(preset=self.preset, overrides=[f"{k}={v}" for k, v in changes.items()])
+        if self.budget is None:
+            return config
+        steps = config.episode.steps * self.budget // FULL
+        return config.model_copy(update={"episode": config.episode.model_copy(update={"steps": steps})})
+
+
+def cells() -> list[Cell]:
+    """List all populations, cheap ones first."""
+    tables = [entry.name for entry in task_table() if entry.topology == "mlp"]
+    tasks = tables + [entry.name for entry in task_table() if entry.topology != "mlp"]
+    # The host of the demo takes numbers, and text is tokens.
+    found = [Cell(p, task) for p in preset_names() for task in tasks if (p, task) != ("demo", "text")]
+    found += [Cell(COMPUTE, task, budget) for task in tasks for budget in SMALLER]
+    found += [Cell(COMPUTE, task, max(SMALLER), size) for task in tables for size in SIZES]
+    first = [cell for cell in found if cell.preset != COMPUTE or cell.task in tables]
+    return first + sorted((cell for cell in found if cell not in first), key=lambda cell: cell.budget or FULL)
+
+
+def measure(cell: Cell, networks: int | None = None) -> dict[str, Any]:
+    """Train both arms of a cell, unless Tamiyo leaves it alone; return test accuracies in points."""
+    began, config = time.perf_counter(), cell.config(networks)
+    asked = {STATIC: Fixed(), PRETRAINED: load_controller(PRETRAINED)}
+    environment, arms, why = prepare(config, asked)
+    record: dict[str, Any] = {**asdict(cell), "why": "".join(why), "accuracy": {}}
+    if not why:
+        runs = compare(environment, arms)
+        record["accuracy"] = {run.name: _points(run.test.accuracy) for run in runs}
+        record["parameters"] = {run.name: round(float(run.record.parameters[-1].mean())) for run in runs}
+        record["gigaflops"] = {run.name: round(float(run.record.flops.mean()) / 1e9, 3) for run in runs}
+    return record | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def _points(shares: Sequence[float] | NDArray[Any]) -> list[float]:
+    return [round(100.0 * float(share), 3) for share in shares]
+
+
+# ---- models of other people --------------------------------------------------------------------------------
+
+
+def resnet(task: Task) -> nn.Module:
+    """A small ResNet of transformers."""
+    hf = require("transformers", "transformers", "the models of other people")
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 2], "layer_type": "basic"}
+    config = hf.ResNetConfig(num_channels=1, num_labels=task.num_classes, **sizes)
+    model: nn.Module = hf.ResNetForImageClassification(config)
+    return model
+
+
+def vit(task: Task) -> nn.Module:
+    """A small vision transformer of transformers."""
+    hf = require("transformers", "transformers", "the models of other people")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    image = {"image_size": task.input_shape[-1], "patch_size": 2, "num_channels": 1}
+    model: nn.Module = hf.ViTForImageClassification(
+        hf.ViTConfig(num_labels=task.num_classes, **sizes, **image)
+    )
+    return model
+
+
+def gpt2(task: Task) -> nn.Module:
+    """A small GPT-2 of transformers."""
+    hf = require("transformers", "transformers", "the models of other people")
+    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": task.input_shape[0]}
+    config = hf.GPT2Config(vocab_size=task.num_classes, **sizes, bos_token_id=0, eos_token_id=0)
+    model: nn.Module = hf.GPT2LMHeadModel(config)
+    return model
+
+
+MODELS: dict[str, tuple[Callable[[Task], nn.Module], str]] = {
+    "ResNet": (resnet, "digits"),
+    "ViT": (vit, "digits"),
+    "GPT-2": (gpt2, "text"),
+}
+
+
+def loss_and_score(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return cross-entropy and accuracy of a batch; outputs are those of transformers."""
+    inputs, targets = batch
+    logits = model(inputs).logits.flatten(0, -2)
+    return F.cross_entropy(logits, targets.flatten()), (logits.argmax(1) == targets.flatten()).float().mean()
+
+
+def measure_model(name: str, seeds: int = SEEDS, epochs: int = EPOCHS) -> dict[str, Any]:
+    """Train a model of transformers plainly, with Tamiyo, and with Tamiyo forced to act."""
+    began, (make, data) = time.perf_counter(), MODELS[name]
+    task, accuracy = load_task(data), defaultdict[str, list[float]](list)
+    train, val = (torch.utils.data.TensorDataset(s.inputs, s.targets) for s in (task.train, task.validation))
+    parts = {"train": torch.utils.data.Subset(train, range(SAMPLES)), "val": val}
+    test, why = task.test(), ""
+    for seed in range(FRESH, FRESH + seeds):
+        torch.manual_seed(seed)
+        model = make(task)
+        shared = {"epochs": epochs, "seed": seed, "beyond": True, "step": loss_and_score, "progress": False}
+        alone = esper.grow(model, **parts, controller=PRETRAINED, **shared)
+        forced = esper.grow(model, **parts, controller=PRETRAINED, force=True, baseline=True, **shared)
+        plain = esper.grow(model, **parts, controller=STATIC, **shared)
+        why = " ".join(alone.report().split())
+        # Forced growth costs more, so that it has a plain run of its own FLOPs to be compared with.
+        assert forced.baseline is not None
+        arms = {STATIC: plain, PRETRAINED: alone, FORCED: forced, f"{STATIC} for {FORCED}": forced.baseline}
+        for arm, grown in arms.items():
+            with torch.no_grad():
+                score = loss_and_score(grown.model.eval(), (test.inputs, test.targets))[1]
+            accuracy[arm] += _points([float(score)])
+    return {
+        "model": name, "task": data, "why": why, "accuracy": accuracy,
+        "seconds": round(time.perf_counter() - began, 1),
+    }  # fmt: skip
+
+
+# ---- the tables --------------------------------------------------------------------------------------------
+
+
+def gap_of(record: Mapping[str, Any], arm: str = PRETRAINED, opponent: str = STATIC) -> tuple[float, float]:
+    """Return arm minus opponent in points with its 95 % interval over networks; 0 where nothing was done."""
+    accuracy = record["accuracy"]
+    return paired_interval(accuracy[arm], accuracy[opponent]) if accuracy else (0.0, 0.0)
+
+
+def is_harmed(mean: float, half: float) -> bool:
+    """Return whether an arm is behind by more than the margin, and by more than noise."""
+    return mean < -MARGIN and mean + half < 0
+
+
+def report(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the gaps of the cells in which Tamiyo acts, those of the models, and the counts."""
+    populations = [record for record in records if "preset" in record]
+    acts = [record for record in populations if record["accuracy"]]
+    # Every population that she acts in has the preset COMPUTE.
+    columns = {(budget, 0): f"×{budget or FULL}" for budget in (*SMALLER, None)}
+    columns |= {(max(SMALLER), size): f"×{max(SMALLER)}, host {size + 1} of 6" for size in SIZES}
+    lines = [f"| {PRETRAINED} minus {STATIC} | {' | '.join(columns.values())} |"]
+    lines.append("|---|" + "---:|" * len(columns))
+    for task in dict.fromkeys(record["task"] for record in acts):
+        own = {(r["budget"], r["size"]): interval(*gap_of(r), "+.2f") for r in acts if r["task"] == task}
+        lines.append(f"| {task} | {' | '.join(own.get(column, '') for column in columns)} |")
+    models = [record for record in records if "model" in record]
+    lines += ["", f"| model | {PRETRAINED} minus {STATIC} | {FORCED}, minus {STATIC} |", "|---|---:|---:|"]
+    for record in models:
+        gaps = [gap_of(record), gap_of(record, FORCED, f"{STATIC} for {FORCED}")]
+        cells = " | ".join(interval(*gap, "+.2f") for gap in gaps)
+        lines.append(f"| {record['model']}, {record['task']} | {cells} |")
+    lines += ["", "| cells | all | she acts | harmed | more than a point behind is not excluded |"]
+    lines.append("|---|---:|---:|---:|---:|")
+    groups = {
+        "tasks with presets": [r for r in populations if r["budget"] is None],
+        "smaller budgets": [r for r in populations if r["budget"] is not None and not r["size"]],
+        "larger hosts": [r for r in populations if r["size"]],
+        "models of other people": models,
+    }
+    for name, group in groups.items():
+        gaps = [gap_of(record) for record in group]
+        counts = [len(group), sum(record in acts for record in group), sum(is_harmed(*gap) for gap in gaps)]
+        counts.append(sum(not mean - half > -MARGIN for mean, half in gaps))
+        lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
+    return "\n".join(lines)
+
+
+def key_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what tells one record from another."""
+    return tuple(record.get(name) for name in ("model", "preset", "task", "budget", "size"))
+
+
+def judge(done: set[tuple[Any, ...]], quick: bool) -> Iterator[dict[str, Any]]:
+    """Measure every cell that is not done."""
+    found, networks = cells(), None
+    if quick:
+        found, networks = [cell for cell in found if cell.task == "spirals" and cell.budget in (None, 1)], 2
+    for name, (_, data) in list(MODELS.items())[: 1 if quick else None]:
+        if key_of({"model": name, "task": data}) not in done:
+            yield measure_model(name, *((2, 3) if quick else ()))
+    for cell in found:
+        if key_of(asdict(cell)) not in done:
+            yield measure(cell, networks)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, or print the tables of a file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, help="a file that gets a line of JSON for each cell")
+    parser.add_argument("--quick", action="store_true", help="one task, two networks, one model")
+    parser.add_argument("--read", type=Path, help="a file to report on")
+    given = parser.parse_args(arguments)
+    path = given.read or given.out
+    if path is None:
+        parser.error("give --out to train, or --read to report")
+    torch.set_num_threads(1)
+    records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if given.read is None:
+        with path.open("a") as file:
+            for record in judge({key_of(record) for record in records}, given.quick):
+                print(json.dumps(record), file=file, flush=True)
+                records.append(record)
+                print(json.dumps(record), flush=True)
+    print(report(records))
+
+
+if __name__ == "__main__":
+    command_line.run(main)
