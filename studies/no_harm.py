@@ -1,15 +1,17 @@
-"""Does the shipped controller do harm? Tamiyo minus static at equal FLOPs, cell by cell.
+"""Do the shipped controllers do harm? Each minus static at equal FLOPs, cell by cell.
 
-    python -m studies.no_harm --out FILE       an hour of a core; extras data and transformers
+    python -m studies.no_harm --out FILE            an hour of a core; extras: those of held_out
     python -m studies.no_harm --quick --out FILE    a minute: few cells, two networks
-    python -m studies.no_harm --read FILE      the tables
+    python -m studies.no_harm --read FILE           the tables
 
 A cell is a built-in task with a preset, as `esper compare --preset PRESET --task TASK -C static,tamiyo` runs
 it; the recipe of `compute` on all tasks at a quarter and a sixteenth of its budget, and on tables with larger
-hosts; and models of transformers in `esper.grow(beyond=True, controller="tamiyo")`. Both arms have the same
-first weights, data and FLOPs. Outside of the conditions in her file Tamiyo leaves the run alone: such a cell
-of `esper compare` is static by construction and is not trained. Models are trained both ways all the same,
-and once more with `force=True`. A line of JSON for each cell goes to --out; cells that it has are kept.
+hosts; and models of transformers in `esper.grow(beyond=True, controller="tamiyo")`. The controller of the
+learning rate, `rates`, has the built-in tasks with the preset `demo`, from random rates and from the usual
+one, and the held-out tables of `studies.held_out`. Both arms have the same first weights, data and FLOPs.
+Outside of the conditions in its file a controller leaves the run alone: such a cell of `esper compare` is
+static by construction and is not trained. Models are trained both ways all the same, and once more with
+`force=True`. A line of JSON for each cell goes to --out; cells that it has are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import argparse
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,21 +33,24 @@ from torch.nn import functional as F
 import esper
 from esper.comparing import compare, prepare
 from esper.config import RunConfig, load_config, preset_names
-from esper.controllers import PRETRAINED, Fixed, load_controller
+from esper.controllers import PRETRAINED, RATES, Fixed, load_controller
 from esper.runs.console import interval
+from esper.tamiyo.scripted import Static
 from esper.tasks import load_task
 from esper.tasks.task import Task, task_table
 from esper.utils.errors import require
 from esper.utils.statistics import paired_interval
 from studies import command_line
 from studies.growth.ladders import LADDERS
-from studies.rates import FRESH
+from studies.held_out import HELD_OUT, spec_for, splits_of
+from studies.rates import FRESH, at_rate, test_accuracy
 
 STATIC, FORCED = "static", f"{PRETRAINED}, forced"
-COMPUTE = "compute"  # the preset with the recipe that Tamiyo was trained with
+COMPUTE, DEMO = "compute", "demo"  # the presets with the recipes that Tamiyo and `rates` were trained with
 FULL, SMALLER = 16, (1, 4)  # its budget in units of docs/study.md, and those that are tried besides
 SIZES = (2, 5)  # larger hosts, by their place on the study's ladder
 NETWORKS = {"mlp": 8, "cnn": 4, "transformer": 4}  # of an arm, by topology: images and text cost most
+RATE_NETWORKS = 16  # small perceptrons cost little
 MARGIN = 1.0  # points
 SAMPLES, EPOCHS, SEEDS = 1000, 12, 4  # of a model of transformers
 
@@ -58,12 +63,17 @@ class Cell:
     task: str
     budget: int | None = None  # in units of the study; None is the preset's own
     size: int = 0  # on the ladder of the host; 0 is the task's own
+    controller: str = PRETRAINED
+    usual_rate: bool = False  # for all networks, in place of random ones where the preset draws those
 
     def config(self, networks: int | None = None) -> RunConfig:
         """Return its settings; the networks are none that anything was trained or chosen on."""
         entry = next(entry for entry in task_table() if entry.name == self.task)
-        changes = {"task": self.task, "members": networks or NETWORKS[entry.topology], "seed": FRESH}
-        changes |= {"device": "cpu", "threads": 1}
+        changes = {"task": self.task, "members": NETWORKS[entry.topology], "seed": FRESH, "device": "cpu"}
+        if self.controller == RATES:
+            changes |= {"members": RATE_NETWORKS} | ({"episode.rate_span": 1} if self.usual_rate else {})
+        if networks:
+            changes |= {"members": networks}
         if self.size:
             changes |= {f"host.{k}": v for k, v in LADDERS[entry.host.preset][self.size].items()}
         config = load_config(preset=self.preset, overrides=[f"{k}={v}" for k, v in changes.items()])
@@ -78,17 +88,19 @@ def cells() -> list[Cell]:
     tables = [entry.name for entry in task_table() if entry.topology == "mlp"]
     tasks = tables + [entry.name for entry in task_table() if entry.topology != "mlp"]
     # The host of the demo takes numbers, and text is tokens.
-    found = [Cell(p, task) for p in preset_names() for task in tasks if (p, task) != ("demo", "text")]
+    found = [Cell(p, task) for p in preset_names() for task in tasks if (p, task) != (DEMO, "text")]
     found += [Cell(COMPUTE, task, budget) for task in tasks for budget in SMALLER]
     found += [Cell(COMPUTE, task, max(SMALLER), size) for task in tables for size in SIZES]
+    for usual in (False, True):
+        found += [Cell(DEMO, task, controller=RATES, usual_rate=usual) for task in tasks if task != "text"]
     first = [cell for cell in found if cell.preset != COMPUTE or cell.task in tables]
     return first + sorted((cell for cell in found if cell not in first), key=lambda cell: cell.budget or FULL)
 
 
 def measure(cell: Cell, networks: int | None = None) -> dict[str, Any]:
-    """Train both arms of a cell, unless Tamiyo leaves it alone; return test accuracies in points."""
+    """Train both arms of a cell, unless the controller leaves it alone; return accuracies in points."""
     began, config = time.perf_counter(), cell.config(networks)
-    asked = {STATIC: Fixed(), PRETRAINED: load_controller(PRETRAINED)}
+    asked = {STATIC: Fixed(), cell.controller: load_controller(cell.controller)}
     environment, arms, why = prepare(config, asked)
     record: dict[str, Any] = {**asdict(cell), "why": "".join(why), "accuracy": {}}
     if not why:
@@ -97,6 +109,15 @@ def measure(cell: Cell, networks: int | None = None) -> dict[str, Any]:
         record["parameters"] = {run.name: round(float(run.record.parameters[-1].mean())) for run in runs}
         record["gigaflops"] = {run.name: round(float(run.record.flops.mean()) / 1e9, 3) for run in runs}
     return record | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def measure_table(name: str, networks: int = RATE_NETWORKS) -> dict[str, Any]:
+    """Train static and `rates` from the usual rate on a held-out table, each network on its own split."""
+    began, config = time.perf_counter(), load_config(preset=DEMO, overrides=["device=cpu"])
+    spec = at_rate(spec_for(config, splits_of(name)[:networks]), 1.0)
+    accuracy = test_accuracy(spec, {STATIC: Static(), RATES: load_controller(RATES)})
+    seconds = round(time.perf_counter() - began, 1)
+    return {"table": name, "controller": RATES, "why": "", "accuracy": accuracy, "seconds": seconds}
 
 
 def _points(shares: Sequence[float] | NDArray[Any]) -> list[float]:
@@ -172,7 +193,7 @@ def measure_model(name: str, seeds: int = SEEDS, epochs: int = EPOCHS) -> dict[s
                 score = loss_and_score(grown.model.eval(), (test.inputs, test.targets))[1]
             accuracy[arm] += _points([float(score)])
     return {
-        "model": name, "task": data, "why": why, "accuracy": accuracy,
+        "model": name, "task": data, "controller": PRETRAINED, "why": why, "accuracy": accuracy,
         "seconds": round(time.perf_counter() - began, 1),
     }  # fmt: skip
 
@@ -180,67 +201,99 @@ def measure_model(name: str, seeds: int = SEEDS, epochs: int = EPOCHS) -> dict[s
 # ---- the tables --------------------------------------------------------------------------------------------
 
 
-def gap_of(record: Mapping[str, Any], arm: str = PRETRAINED, opponent: str = STATIC) -> tuple[float, float]:
-    """Return arm minus opponent in points with its 95 % interval over networks; 0 where nothing was done."""
-    accuracy = record["accuracy"]
+def gap_of(record: Mapping[str, Any], forced: bool = False) -> tuple[float, float]:
+    """Return controller minus static in points, with the 95 % interval over networks.
+
+    Both are 0 where the controller left the run alone.
+    """
+    accuracy, arm = record["accuracy"], FORCED if forced else record["controller"]
+    opponent = f"{STATIC} for {FORCED}" if forced else STATIC
     return paired_interval(accuracy[arm], accuracy[opponent]) if accuracy else (0.0, 0.0)
 
 
-def is_harmed(mean: float, half: float) -> bool:
+def is_harmed(gap: tuple[float, float]) -> bool:
     """Return whether an arm is behind by more than the margin, and by more than noise."""
+    mean, half = gap
     return mean < -MARGIN and mean + half < 0
 
 
 def report(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return the gaps of the cells in which Tamiyo acts, those of the models, and the counts."""
-    populations = [record for record in records if "preset" in record]
-    acts = [record for record in populations if record["accuracy"]]
-    # Every population that she acts in has the preset COMPUTE.
-    columns = {(budget, 0): f"×{budget or FULL}" for budget in (*SMALLER, None)}
-    columns |= {(max(SMALLER), size): f"×{max(SMALLER)}, host {size + 1} of 6" for size in SIZES}
-    lines = [f"| {PRETRAINED} minus {STATIC} | {' | '.join(columns.values())} |"]
-    lines.append("|---|" + "---:|" * len(columns))
-    for task in dict.fromkeys(record["task"] for record in acts):
-        own = {(r["budget"], r["size"]): interval(*gap_of(r), "+.2f") for r in acts if r["task"] == task}
-        lines.append(f"| {task} | {' | '.join(own.get(column, '') for column in columns)} |")
-    models = [record for record in records if "model" in record]
-    lines += ["", f"| model | {PRETRAINED} minus {STATIC} | {FORCED}, minus {STATIC} |", "|---|---:|---:|"]
-    for record in models:
-        gaps = [gap_of(record), gap_of(record, FORCED, f"{STATIC} for {FORCED}")]
-        cells = " | ".join(interval(*gap, "+.2f") for gap in gaps)
-        lines.append(f"| {record['model']}, {record['task']} | {cells} |")
-    lines += ["", "| cells | all | she acts | harmed | more than a point behind is not excluded |"]
+    """Return the gaps of the cells in which a controller acts, those of models, and the counts."""
+    growth = [r for r in records if "preset" in r and r["controller"] == PRETRAINED]
+    rates = [r for r in records if "preset" in r and r["controller"] == RATES]
+    models, tables = ([r for r in records if kind in r] for kind in ("model", "table"))
+    # Every population in which Tamiyo acts has the preset COMPUTE.
+    columns = {f"×{budget or FULL}": (budget, 0) for budget in (*SMALLER, None)}
+    columns |= {f"×{max(SMALLER)}, host {size + 1} of 6": (max(SMALLER), size) for size in SIZES}
+    own = {(r["task"], r["budget"], r["size"]): gap_of(r) for r in growth if r["accuracy"]}
+    names = dict.fromkeys(task for task, *_ in own)
+    rows = {name: [own.get((name, *column)) for column in columns.values()] for name in names}
+    lines = _table(f"{PRETRAINED} minus {STATIC}", columns, rows)
+    lines += _table(
+        f"{PRETRAINED} minus {STATIC}, models",
+        ("as shipped", "forced to act"),
+        {f"{r['model']}, {r['task']}": [gap_of(r), gap_of(r, forced=True)] for r in models},
+    )
+    rates_of = {(r["task"], r["usual_rate"]): gap_of(r) for r in rates if r["accuracy"]}
+    lines += _table(
+        f"{RATES} minus {STATIC}",
+        ("random rates", "the usual rate"),
+        {name: [rates_of.get((name, usual)) for usual in (False, True)] for name, _ in rates_of}
+        | {f"{r['table']}, random splits": [None, gap_of(r)] for r in tables},
+    )
+    lines += ["| cells | all | it acts | harmed | more than a point behind is not excluded |"]
     lines.append("|---|---:|---:|---:|---:|")
     groups = {
-        "tasks with presets": [r for r in populations if r["budget"] is None],
-        "smaller budgets": [r for r in populations if r["budget"] is not None and not r["size"]],
-        "larger hosts": [r for r in populations if r["size"]],
-        "models of other people": models,
+        f"{PRETRAINED}: tasks with presets": [r for r in growth if r["budget"] is None],
+        f"{PRETRAINED}: smaller budgets": [r for r in growth if r["budget"] is not None and not r["size"]],
+        f"{PRETRAINED}: larger hosts": [r for r in growth if r["size"]],
+        f"{PRETRAINED}: models of other people": models,
+        f"{RATES}: tasks with the preset {DEMO}": [r for r in rates if not r["usual_rate"]],
+        f"{RATES}: the same from the usual rate": [r for r in rates if r["usual_rate"]],
+        f"{RATES}: held-out tables from the usual rate": tables,
     }
     for name, group in groups.items():
         gaps = [gap_of(record) for record in group]
-        counts = [len(group), sum(record in acts for record in group), sum(is_harmed(*gap) for gap in gaps)]
-        counts.append(sum(not mean - half > -MARGIN for mean, half in gaps))
-        lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
+        # A model is trained in any case, and left alone.
+        acts = sum(bool(record["accuracy"]) and not record["why"] for record in group)
+        unsure = sum(not mean - half > -MARGIN for mean, half in gaps)
+        lines.append(f"| {name} | {len(group)} | {acts} | {sum(map(is_harmed, gaps))} | {unsure} |")
     return "\n".join(lines)
+
+
+def _table(
+    title: str, columns: Iterable[str], rows: Mapping[str, Sequence[tuple[float, float] | None]]
+) -> list[str]:
+    """Return the lines of a table of gaps, and an empty one."""
+    titles = [title, *columns]
+    lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
+    for name, gaps in rows.items():
+        cells = ["" if gap is None else interval(*gap, "+.2f") for gap in gaps]
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return [*lines, ""]
 
 
 def key_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what tells one record from another."""
-    return tuple(record.get(name) for name in ("model", "preset", "task", "budget", "size"))
+    names = ("model", "table", "controller", "preset", "task", "budget", "size", "usual_rate")
+    return tuple(record.get(name) for name in names)
 
 
 def judge(done: set[tuple[Any, ...]], quick: bool) -> Iterator[dict[str, Any]]:
     """Measure every cell that is not done."""
-    found, networks = cells(), None
+    found, tables, models = cells(), list(HELD_OUT), list(MODELS)
     if quick:
-        found, networks = [cell for cell in found if cell.task == "spirals" and cell.budget in (None, 1)], 2
-    for name, (_, data) in list(MODELS.items())[: 1 if quick else None]:
-        if key_of({"model": name, "task": data}) not in done:
+        found = [cell for cell in found if cell.task == "spirals" and cell.budget in (None, 1)]
+        tables, models = tables[:1], models[:1]
+    for name in models:
+        if key_of({"model": name, "task": MODELS[name][1], "controller": PRETRAINED}) not in done:
             yield measure_model(name, *((2, 3) if quick else ()))
+    for name in tables:
+        if key_of({"table": name, "controller": RATES}) not in done:
+            yield measure_table(name, *((2,) if quick else ()))
     for cell in found:
         if key_of(asdict(cell)) not in done:
-            yield measure(cell, networks)
+            yield measure(cell, 2 if quick else None)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -260,7 +313,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for record in judge({key_of(record) for record in records}, given.quick):
                 print(json.dumps(record), file=file, flush=True)
                 records.append(record)
-                print(json.dumps(record), flush=True)
+                cell = " ".join(str(part) for part in key_of(record) if part)
+                gap = "left alone" if record["why"] else interval(*gap_of(record), "+.2f")
+                print(f"{cell}: {gap}, {record['seconds']} s", flush=True)
     print(report(records))
 
 

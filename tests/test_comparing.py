@@ -20,7 +20,7 @@ from esper.comparing import (
     step_costs,
     trajectories_of,
 )
-from esper.config import load_config
+from esper.config import load_config, preset_names
 from esper.controllers import Arm, Fixed, arms_of, conditions_of
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
@@ -155,10 +155,10 @@ def test_outside_of_its_conditions_a_controller_does_not_grow_and_says_so() -> N
     arms = arms_of("static,tamiyo,schedule,schedule:clone@0.1", config)
     environment, allowed, remarks = prepare(config, arms)
     (remark, by_rule) = remarks
-    assert remark.startswith("tamiyo does not grow here, because it is outside the conditions")
+    assert remark.startswith("tamiyo does not act here, because it is outside the conditions")
     assert "population.batch_size is 64 (trained with 128)" in remark
     assert "--force" in remark
-    assert by_rule.startswith("schedule does not grow here")
+    assert by_rule.startswith("schedule does not act here")
     comparison = as_comparison(environment, compare(environment, allowed), remarks)
     results = {result.name: result for result in comparison.controllers}
     for name in ("tamiyo", "schedule"):
@@ -166,3 +166,12 @@ def test_outside_of_its_conditions_a_controller_does_not_grow_and_says_so() -> N
     assert results["schedule:clone@0.1"].parameters > results["static"].parameters
     assert comparison.remarks == remarks
     assert prepare(config, arms, force=True)[1]["tamiyo"] is arms["tamiyo"]
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_shipped_controllers_act_with_the_preset_of_their_training_alone(preset: str) -> None:
+    config = load_config(preset=preset, overrides=["members=2", "device=cpu", "task=spirals"])
+    remarks = prepare(config, arms_of("static,tamiyo,rates", config))[2]
+    at_home = {"compute": "tamiyo", "demo": "rates"}.get(preset)
+    refused = {remark.split(" does not act here")[0] for remark in remarks}
+    assert refused == {"tamiyo", "rates"} - {at_home}

@@ -28,7 +28,7 @@ from esper.utils.errors import UserError, with_place
 from esper.utils.rows import strip_prefix
 from esper.utils.settings import build
 
-PRETRAINED = "tamiyo"
+PRETRAINED, RATES = "tamiyo", "rates"  # controllers of growth and of the learning rate that ship with esper
 SHIPPED = Path(__file__).parent / "pretrained"
 SIZE_OPTIONS = ("width", "hidden", "depth", "stages", "heads", "expansion")  # of a host
 AGENT_SETTINGS = ("seed", "policy", "ppo", "learner", "episode")  # what a trained controller is made from
@@ -70,7 +70,7 @@ SCRIPTED: dict[str, Script] = {
         "lines as in schedule:clone@0.1+widen_full@0.3+clone@0.5x2",
     ),
 }
-CONTROLLER_NAMES = (PRETRAINED, *SCRIPTED)
+CONTROLLER_NAMES = (PRETRAINED, RATES, *SCRIPTED)
 
 
 def describe() -> list[tuple[str, str]]:
@@ -80,8 +80,9 @@ def describe() -> list[tuple[str, str]]:
         for name, script in SCRIPTED.items()
     }
     return [
-        (PRETRAINED, "the trained controller that ships with esper; it samples its choices"),
+        (PRETRAINED, "the trained controller of growth that ships with esper; it samples its choices"),
         (f"{PRETRAINED}{GREEDY}", "the same, taking its likeliest choices; works for any trained one"),
+        (RATES, "with episode.rates: the trained controller of the learning rate that ships with esper"),
         *scripted.items(),
         ("a run folder", "the controller that the run trained, as its last checkpoint has it"),
         ("a checkpoint", "the controller in that file"),
@@ -97,9 +98,9 @@ def describe() -> list[tuple[str, str]]:
 def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Controller:
     """Load a controller by its name, by the folder of the run that trained it, or from a checkpoint.
 
-    'tamiyo' is the pretrained one that ships with esper. A trained controller samples its choices as it did
-    when it was trained; with ':greedy' after its name it takes the likeliest ones. MODULE:FUNCTION makes one
-    of the user's own. Raises UserError for an unknown name.
+    'tamiyo' and 'rates' ship with esper. A trained controller samples its choices as it did when it was
+    trained; 'rates', and any with ':greedy' after its name, takes the likeliest. MODULE:FUNCTION makes one of
+    the user's own. Raises UserError for an unknown name.
     """
     if name_or_path.startswith(FIXED):
         raise UserError(
@@ -110,7 +111,7 @@ def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Co
         plain = name_or_path.removesuffix(GREEDY)
         if text and plain == name_or_path and not Path(plain).exists():
             return _import_controller(plain)
-        return load_learned(find_checkpoint(plain), device, deterministic=plain != name_or_path)
+        return load_learned(find_checkpoint(plain), device, plain != name_or_path or plain == RATES)
     script = SCRIPTED[name]
     if not text:
         return script.plain()
@@ -152,8 +153,8 @@ def make_controller(given: str | Controller, device: torch.device) -> Controller
 def find_checkpoint(name_or_path: str) -> Path:
     """Return the file of a trained controller: in the package, in a run folder, or the file itself."""
     path = Path(name_or_path)
-    if name_or_path == PRETRAINED:
-        return SHIPPED / f"{PRETRAINED}.safetensors"
+    if name_or_path in (PRETRAINED, RATES):
+        return SHIPPED / f"{name_or_path}.safetensors"
     if path.is_dir():
         return CheckpointStore(RunFolder.read(path).checkpoints_path).last
     if path.is_file():
@@ -179,7 +180,7 @@ def load_learned(
     config = checkpoint_config(checkpoint, path, AGENT_SETTINGS)
     agent = make_agent(config, torch.device(device))
     try:
-        agent.load_state_dict(strip_prefix(LEARNER, checkpoint.tensors))
+        agent.policy.load_state_dict(strip_prefix(f"{LEARNER}.policy", checkpoint.tensors))
         conditions = Conditions.model_validate(checkpoint.record["conditions"])
     except (KeyError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{path} does not hold the agent that its settings describe: {error}") from None
@@ -256,7 +257,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def why_not_here(name: str, controller: Controller, spec: EnvironmentSpec, override: str) -> str | None:
-    """Say in one sentence why a controller does not grow in an environment; None where it may.
+    """Say in one sentence why a controller does not act in an environment; None where it may.
 
     override: what lets it act all the same, as the caller would write it.
     """
@@ -265,7 +266,7 @@ def why_not_here(name: str, controller: Controller, spec: EnvironmentSpec, overr
     if not found:
         return None
     return (
-        f"{name} does not grow here, because it is outside the conditions that it was trained in: "
+        f"{name} does not act here, because it is outside the conditions that it was trained in: "
         f"{' and '.join(found)}; {override} lets it act all the same"
     )
 

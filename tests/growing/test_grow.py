@@ -285,8 +285,8 @@ def test_a_controller_of_ones_own_needs_to_begin_and_to_decide_alone() -> None:
     ("asked", "reason"),
     [
         ({}, "nothing was grown: growing into a model needs 100 optimizer steps"),
-        ({"controller": "tamiyo"}, "tamiyo does not grow here, because it was trained on hosts of esper"),
-        ({"controller": "schedule"}, "schedule does not grow here"),
+        ({"controller": "tamiyo"}, "tamiyo does not act here, because it was trained on hosts of esper"),
+        ({"controller": "schedule"}, "schedule does not act here"),
     ],
 )
 def test_where_growth_is_not_known_to_pay_nothing_grows_and_it_is_said(

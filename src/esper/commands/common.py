@@ -26,8 +26,8 @@ INTERRUPTED = 130  # the exit code of a command that was ended with Ctrl-C
 FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line of progress and between two lines
 
 CONTROLLER_HELP = (
-    "static, heuristic, random, reactive, schedule, tamiyo (the trained one that ships with esper), a run "
-    "folder, a checkpoint or MODULE:FUNCTION; 'esper controllers' describes them"
+    "static, heuristic, random, reactive, schedule, tamiyo and rates (trained ones that ship with esper), a "
+    "run folder, a checkpoint or MODULE:FUNCTION; 'esper controllers' describes them"
 )
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="a YAML file of settings")]

@@ -29,7 +29,7 @@ INTO = "into"  # in place of a controller: grow into the model, also where it is
 # 3.0 ± 2.8 points to plain training, and every other controller loses more.
 BEYOND = "schedule:widen_full@0.1"
 NOT_TRAINED_FOR = (
-    "{} does not grow here, because it was trained on hosts of esper and not on models of your own; "
+    "{} does not act here, because it was trained on hosts of esper and not on models of your own; "
     "force=True lets it act all the same"
 )
 
