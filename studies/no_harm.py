@@ -10,8 +10,9 @@ hosts; and models of transformers in `esper.grow(beyond=True, controller="tamiyo
 learning rate, `rates`, has the built-in tasks with the preset `demo`, from random rates and from the usual
 one, and the held-out tables of `studies.held_out`. Both arms have the same first weights, data and FLOPs.
 Outside of the conditions in its file a controller leaves the run alone: such a cell of `esper compare` is
-static by construction and is not trained. Models are trained both ways all the same, and once more with
-`force=True`. A line of JSON for each cell goes to --out; cells that it has are kept.
+static by construction and is not trained. Larger hosts are trained with `--force`; models are trained both
+ways all the same, and once more with `force=True`. A line of JSON for each cell goes to --out; cells that it
+has are kept.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from esper.tamiyo.scripted import Static
 from esper.tasks import load_task
 from esper.tasks.task import Task, task_table
 from esper.utils.errors import require
-from esper.utils.statistics import paired_interval
+from esper.utils.statistics import mean_interval, paired_interval
 from studies import command_line
 from studies.growth.ladders import LADDERS
 from studies.held_out import HELD_OUT, spec_for, splits_of
 from studies.rates import FRESH, at_rate, test_accuracy
 
-STATIC, FORCED = "static", f"{PRETRAINED}, forced"
+STATIC, FORCED, RULE = "static", f"{PRETRAINED}, forced", "reactive"
 COMPUTE, DEMO = "compute", "demo"  # the presets with the recipes that Tamiyo and `rates` were trained with
 FULL, SMALLER = 16, (1, 4)  # its budget in units of docs/study.md, and those that are tried besides
 SIZES = (2, 5)  # larger hosts, by their place on the study's ladder
@@ -84,7 +85,7 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """List all populations, cheap ones first."""
+    """List all populations: the presets' own budgets first, and cheap tasks first."""
     tables = [entry.name for entry in task_table() if entry.topology == "mlp"]
     tasks = tables + [entry.name for entry in task_table() if entry.topology != "mlp"]
     # The host of the demo takes numbers, and text is tokens.
@@ -93,18 +94,20 @@ def cells() -> list[Cell]:
     found += [Cell(COMPUTE, task, max(SMALLER), size) for task in tables for size in SIZES]
     for usual in (False, True):
         found += [Cell(DEMO, task, controller=RATES, usual_rate=usual) for task in tasks if task != "text"]
-    first = [cell for cell in found if cell.preset != COMPUTE or cell.task in tables]
-    return first + sorted((cell for cell in found if cell not in first), key=lambda cell: cell.budget or FULL)
+    return found
 
 
 def measure(cell: Cell, networks: int | None = None) -> dict[str, Any]:
-    """Train both arms of a cell, unless the controller leaves it alone; return accuracies in points."""
+    """Train both arms of a cell, unless the controller leaves it alone; return accuracies in points.
+
+    With a larger host the controller is forced to act.
+    """
     began, config = time.perf_counter(), cell.config(networks)
     asked = {STATIC: Fixed(), cell.controller: load_controller(cell.controller)}
-    environment, arms, why = prepare(config, asked)
+    environment, _, why = prepare(config, asked)
     record: dict[str, Any] = {**asdict(cell), "why": "".join(why), "accuracy": {}}
-    if not why:
-        runs = compare(environment, arms)
+    if not why or cell.size:
+        runs = compare(environment, asked)
         record["accuracy"] = {run.name: _points(run.test.accuracy) for run in runs}
         record["parameters"] = {run.name: round(float(run.record.parameters[-1].mean())) for run in runs}
         record["gigaflops"] = {run.name: round(float(run.record.flops.mean()) / 1e9, 3) for run in runs}
@@ -112,10 +115,11 @@ def measure(cell: Cell, networks: int | None = None) -> dict[str, Any]:
 
 
 def measure_table(name: str, networks: int = RATE_NETWORKS) -> dict[str, Any]:
-    """Train static and `rates` from the usual rate on a held-out table, each network on its own split."""
+    """Train from the usual rate on a held-out table, each network on its own split; the rule as well."""
     began, config = time.perf_counter(), load_config(preset=DEMO, overrides=["device=cpu"])
     spec = at_rate(spec_for(config, splits_of(name)[:networks]), 1.0)
-    accuracy = test_accuracy(spec, {STATIC: Static(), RATES: load_controller(RATES)})
+    arms = {STATIC: Static(), RATES: load_controller(RATES), RULE: load_controller(RULE)}
+    accuracy = test_accuracy(spec, arms)
     seconds = round(time.perf_counter() - began, 1)
     return {"table": name, "controller": RATES, "why": "", "accuracy": accuracy, "seconds": seconds}
 
@@ -201,14 +205,15 @@ def measure_model(name: str, seeds: int = SEEDS, epochs: int = EPOCHS) -> dict[s
 # ---- the tables --------------------------------------------------------------------------------------------
 
 
-def gap_of(record: Mapping[str, Any], forced: bool = False) -> tuple[float, float]:
-    """Return controller minus static in points, with the 95 % interval over networks.
+def gap_of(record: Mapping[str, Any], arm: str | None = None) -> tuple[float, float]:
+    """Return the controller, or another arm, minus static in points, with the 95 % interval over networks.
 
-    Both are 0 where the controller left the run alone.
+    Both are 0 where the controller leaves a population alone, unless it is named as the arm.
     """
-    accuracy, arm = record["accuracy"], FORCED if forced else record["controller"]
-    opponent = f"{STATIC} for {FORCED}" if forced else STATIC
-    return paired_interval(accuracy[arm], accuracy[opponent]) if accuracy else (0.0, 0.0)
+    if arm is None and record["why"] and "preset" in record:
+        return 0.0, 0.0
+    accuracy, opponent = record["accuracy"], f"{STATIC} for {FORCED}" if arm == FORCED else STATIC
+    return paired_interval(accuracy[arm or record["controller"]], accuracy[opponent])
 
 
 def is_harmed(gap: tuple[float, float]) -> bool:
@@ -224,23 +229,28 @@ def report(records: Sequence[Mapping[str, Any]]) -> str:
     models, tables = ([r for r in records if kind in r] for kind in ("model", "table"))
     # Every population in which Tamiyo acts has the preset COMPUTE.
     columns = {f"×{budget or FULL}": (budget, 0) for budget in (*SMALLER, None)}
-    columns |= {f"×{max(SMALLER)}, host {size + 1} of 6": (max(SMALLER), size) for size in SIZES}
-    own = {(r["task"], r["budget"], r["size"]): gap_of(r) for r in growth if r["accuracy"]}
+    columns |= {f"×{max(SMALLER)}, host {size + 1} of 6, forced": (max(SMALLER), size) for size in SIZES}
+    own = {(r["task"], r["budget"], r["size"]): gap_of(r, PRETRAINED) for r in growth if r["accuracy"]}
     names = dict.fromkeys(task for task, *_ in own)
     rows = {name: [own.get((name, *column)) for column in columns.values()] for name in names}
     lines = _table(f"{PRETRAINED} minus {STATIC}", columns, rows)
     lines += _table(
         f"{PRETRAINED} minus {STATIC}, models",
         ("as shipped", "forced to act"),
-        {f"{r['model']}, {r['task']}": [gap_of(r), gap_of(r, forced=True)] for r in models},
+        {f"{r['model']}, {r['task']}": [gap_of(r), gap_of(r, FORCED)] for r in models},
     )
     rates_of = {(r["task"], r["usual_rate"]): gap_of(r) for r in rates if r["accuracy"]}
     lines += _table(
         f"{RATES} minus {STATIC}",
         ("random rates", "the usual rate"),
-        {name: [rates_of.get((name, usual)) for usual in (False, True)] for name, _ in rates_of}
-        | {f"{r['table']}, random splits": [None, gap_of(r)] for r in tables},
+        {name: [rates_of.get((name, usual)) for usual in (False, True)] for name, _ in rates_of},
     )
+    ahead = {r["table"]: [gap_of(r), gap_of(r, RULE)] for r in tables}
+    means = [[gap[0] for gap in gaps] for gaps in zip(*ahead.values(), strict=True)]  # [arms, tables]
+    ahead["mean, tables as a random effect"] = [mean_interval(arm) for arm in means]
+    lines += _table(f"minus {STATIC}, held-out tables", (RATES, RULE), ahead)
+    if means:
+        lines += [f"{RATES} minus {RULE} over these tables: {interval(*paired_interval(*means), '+.2f')}", ""]
     lines += ["| cells | all | it acts | harmed | more than a point behind is not excluded |"]
     lines.append("|---|---:|---:|---:|---:|")
     groups = {
@@ -254,8 +264,7 @@ def report(records: Sequence[Mapping[str, Any]]) -> str:
     }
     for name, group in groups.items():
         gaps = [gap_of(record) for record in group]
-        # A model is trained in any case, and left alone.
-        acts = sum(bool(record["accuracy"]) and not record["why"] for record in group)
+        acts = sum(not record["why"] for record in group)
         unsure = sum(not mean - half > -MARGIN for mean, half in gaps)
         lines.append(f"| {name} | {len(group)} | {acts} | {sum(map(is_harmed, gaps))} | {unsure} |")
     return "\n".join(lines)

@@ -28,6 +28,7 @@ from esper.tamiyo.config import STUDY
 from esper.utils.errors import UserError
 from esper.utils.gather import Gather, broadcast, processes
 from esper.utils.launch import Launch
+from esper.utils.rows import add_prefix, strip_prefix
 from studies.growth.environments import CONFIG, spec_of, tidy
 from studies.growth.families import FAMILIES, make_tasks
 
@@ -153,14 +154,15 @@ def load_controllers(folder: Path, device: str) -> dict[str, LearnedController]:
 
 
 def ship(args: argparse.Namespace) -> None:
-    """Write a trained policy as the controller that comes with the package."""
+    """Write a trained policy as the controller that comes with the package; also one that did before."""
     agent = make_agent(CONFIG, torch.device("cpu"))
-    agent.load_state_dict(load_file(args.policy))
+    weights = {name.removeprefix(f"{LEARNER}."): value for name, value in load_file(args.policy).items()}
+    agent.policy.load_state_dict(strip_prefix("policy", weights))
     trained_for = STUDY.model_copy(update={"blueprints": tuple(sorted(CONFIG.lifecycle.block_blueprints))})
     record = {
         "config": CONFIG.model_dump(mode="json"),
         "conditions": trained_for.model_dump(mode="json"),
         "round": args.rounds,
     }
-    tensors = {f"{LEARNER}.{name}": value for name, value in agent.state_dict().items()}
+    tensors = add_prefix(f"{LEARNER}.policy", agent.policy.state_dict())
     save_checkpoint(args.to, tensors, record, agent_schema())

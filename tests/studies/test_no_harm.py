@@ -14,7 +14,7 @@ from esper.config import preset_names
 from esper.controllers import PRETRAINED, RATES
 from esper.tasks.task import task_table
 from studies import no_harm
-from studies.no_harm import COMPUTE, FORCED, STATIC, Cell
+from studies.no_harm import COMPUTE, FORCED, RULE, STATIC, Cell
 
 
 def test_every_task_meets_every_preset_at_its_own_budget() -> None:
@@ -79,16 +79,26 @@ def test_harm_is_more_than_a_point_and_more_than_noise() -> None:
         return {**facts, "accuracy": {**accuracy, FORCED: [50.0 + g for g in gaps]}}
 
     def table(name: str, *gaps: float) -> dict[str, object]:
-        accuracy = {STATIC: [50.0] * len(gaps), RATES: [50.0 + gap for gap in gaps]}
+        accuracy = {STATIC: [50.0] * len(gaps), RATES: [50.0 + gap for gap in gaps], RULE: [51.0] * len(gaps)}
         return {"table": name, "controller": RATES, "why": "", "accuracy": accuracy}
 
+    larger = cell(-5.0, -5.0, budget=4, size=5, why="outside")  # trained by force
     # Gaps of −1 and −3: mean −2 ± 12.71 · √2 / √2, which is noise; −2 and −2.2: −2.1 ± 1.27, which is not.
-    cells = [cell(-1.0, -3.0), cell(-2.0, -2.2, budget=4), cell(preset="digits"), model(-5.0, -6.0)]
-    printed = no_harm.report([*cells, table("wine", 2.0, 2.0)])
-    assert "| letter |  | -2.10 ± 1.27 | -2.00 ± 12.71 |  |  |" in printed
+    cells = [
+        cell(-1.0, -3.0),
+        cell(-2.0, -2.2, budget=4),
+        cell(preset="digits", why="outside"),
+        model(-5.0, -6.0),
+    ]
+    printed = no_harm.report([*cells, larger, table("wine", 2.0, 2.0), table("iris", 1.0, 1.0)])
+    assert "| letter |  | -2.10 ± 1.27 | -2.00 ± 12.71 |  | -5.00 ± 0.00 |" in printed
     assert "| GPT, text | +0.00 ± 0.00 | -5.50 ± 6.35 |" in printed
-    assert "| wine, random splits |  | +2.00 ± 0.00 |" in printed
+    assert "| wine | +2.00 ± 0.00 | +1.00 ± 0.00 |" in printed
+    # Means of 2 and 1 over two tables: 1.5 ± 12.71 · √0.5 / √2.
+    assert "| mean, tables as a random effect | +1.50 ± 6.35 | +1.00 ± 0.00 |" in printed
+    assert "rates minus reactive over these tables: +0.50 ± 6.35" in printed
     assert "| tamiyo: tasks with presets | 2 | 1 | 0 | 1 |" in printed
     assert "| tamiyo: smaller budgets | 1 | 1 | 1 | 1 |" in printed
+    assert "| tamiyo: larger hosts | 1 | 0 | 0 | 0 |" in printed
     assert "| tamiyo: models of other people | 1 | 0 | 0 | 0 |" in printed
-    assert "| rates: held-out tables from the usual rate | 1 | 1 | 0 | 0 |" in printed
+    assert "| rates: held-out tables from the usual rate | 2 | 2 | 0 | 0 |" in printed

@@ -29,7 +29,7 @@ def resmlp(**sizes: float) -> dict[str, Any]:
         {"minibatches": (3072, 3072)},
         {"minibatches": (192 * (1 - 1e-9), 3072 * (1 + 1e-9))},  # quotients of FLOPs are rounded
         {"learning_rate": (0.005, 0.04)},
-        resmlp(hidden=64, depth=8),
+        {"hosts": {"gpt": {"width": (32, 32), "heads": (4, 4), "expansion": (2, 2), "depth": (1, 1)}}},
     ],
 )
 def test_the_limits_themselves_are_inside(change: dict[str, Any]) -> None:
@@ -49,7 +49,8 @@ def test_the_limits_themselves_are_inside(change: dict[str, Any]) -> None:
         ({"blueprints": ("clone",)}, "lifecycle.block_blueprints is clone (trained with clone, widen_full)"),
         ({"hosts": {"cnn": {}}}, "the host is cnn (trained with gpt, resmlp, resnet)"),
         (resmlp(width=12), "host.width is 12 (trained with 32)"),
-        (resmlp(depth=9), "host.depth is 9 (trained with 2 to 8)"),
+        (resmlp(hidden=16), "host.hidden is 16 (trained with 8)"),
+        (resmlp(depth=3), "host.depth is 3 (trained with 2)"),
     ],
 )
 def test_what_lies_outside_is_said(change: dict[str, Any], said: str) -> None:

@@ -39,7 +39,8 @@ class Conditions(Config):
     rates: bool = Field(default=False, description="whether it could set the learning rate")
 
 
-# What docs/study.md judged: three budgets, six sizes of each kind of host, rates of 0.5 to 4 times 0.01.
+# What docs/study.md judged: three budgets, rates of 0.5 to 4 times 0.01, and the smallest host of each kind,
+# with which growth began there and in training. Larger ones lost by growing (`studies.no_harm`).
 STUDY = Conditions(
     clock="compute",
     minibatches=(192, 3072),
@@ -47,9 +48,9 @@ STUDY = Conditions(
     learning_rate=(0.005, 0.04),
     schedules=("flat",),
     hosts={
-        "resmlp": {"width": (32, 32), "hidden": (8, 64), "depth": (2, 8)},
-        "resnet": {"width": (8, 8), "hidden": (4, 16), "depth": (1, 6), "stages": (2, 2)},
-        "gpt": {"width": (32, 32), "heads": (4, 4), "expansion": (2, 4), "depth": (1, 14)},
+        "resmlp": {"width": (32, 32), "hidden": (8, 8), "depth": (2, 2)},
+        "resnet": {"width": (8, 8), "hidden": (4, 4), "depth": (1, 1), "stages": (2, 2)},
+        "gpt": {"width": (32, 32), "heads": (4, 4), "expansion": (2, 2), "depth": (1, 1)},
     },
 )
 
