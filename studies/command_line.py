@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from argparse import ArgumentParser, ArgumentTypeError, RawTextHelpFormatter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,6 +16,8 @@ from esper.config import RunConfig, load_config
 from esper.utils.devices import own_device
 from esper.utils.errors import UserError
 from esper.utils.launch import Launch
+
+T = TypeVar("T")
 
 
 def run(main: Callable[[], None]) -> None:
@@ -39,17 +42,20 @@ def run_trainings(
 ) -> None:
     """Train as in `esper demo` and judge, or print the report of a file.
 
-    trainings: how many by default. judge: takes the settings and the number of trainings; each of its records
-    becomes a line of JSON as soon as it is there.
+    trainings: how many by default; with 0 there is no option for it. judge: takes the settings and the number
+    of trainings; each of its records becomes a line of JSON as soon as it is there.
     """
     parser = ArgumentParser(description=description, formatter_class=RawTextHelpFormatter)
-    parser.add_argument("--trainings", type=positive, default=trainings)
+    parser.set_defaults(trainings=0)
+    if trainings:
+        parser.add_argument("--trainings", type=positive, default=trainings)
     parser.add_argument("--out", type=Path, help="a file that gets the results as lines of JSON")
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="a setting, as in esper")
-    parser.add_argument("--read", type=Path, help="a file to report on")
+    parser.add_argument("--read", type=Path, nargs="+", help="files to report on")
     given = parser.parse_args(arguments)
     if given.read:
-        print(report([json.loads(line) for line in given.read.read_text().splitlines()]))
+        lines = [line for path in given.read for line in path.read_text().splitlines()]
+        print(report([json.loads(line) for line in lines]))
         return
     if given.out is None:
         parser.error("give --out to train, or --read to report")
@@ -61,6 +67,16 @@ def run_trainings(
             print(line, file=file, flush=True)
             records.append(json.loads(line))  # as `--read` will find it
     print(report(records))
+
+
+def with_progress(stage: str, items: Sequence[T]) -> Iterator[T]:
+    """Yield the items, and say on stderr before each which it is and how long the rest of the stage takes."""
+    began = time.perf_counter()
+    for done, item in enumerate(items):
+        left = (time.perf_counter() - began) / done * (len(items) - done) / 60 if done else None
+        rest = "" if left is None else f", about {left:.1f} minutes left"
+        print(f"{stage}: {done + 1} of {len(items)}{rest}", file=sys.stderr, flush=True)
+        yield item
 
 
 def positive(text: str) -> int:

@@ -36,6 +36,7 @@ from esper.tasks.task import HostSpec, Task, TaskEntry, TestSplit, as_split, bui
 from esper.utils.errors import require
 from esper.utils.statistics import mean_interval
 from studies import command_line
+from studies.command_line import with_progress
 from studies.growth.families import FAMILIES, make_task
 from studies.growth.records import POINTS
 from studies.growth.searches import TIMES, Run, Runs, halving
@@ -61,6 +62,7 @@ WORLDS, JUDGED, TUNED_ON = 12, 6, 4
 VARIED = {"rounds": 18, "imitate": 12}  # of a training on varied tables
 USUAL, RANDOM, TUNED = "the usual rate", "a random rate", "the tuned rate"
 STATIC, RULE, SUPERVISED, ORACLE = "static", "reactive rule", "supervised start", "oracle"
+SIZE_ORACLE = "oracle of rate and size"
 VARIED_CONTROLLER, PLAIN_ADAMW = f"varied {CONTROLLER}", "AdamW in a plain loop"
 # Plain loops, with the parameters that are tried on made tables.
 PLAIN: dict[str, tuple[Callable[..., Any], Sequence[tuple[float, ...]]]] = {
@@ -148,18 +150,28 @@ class Trials(Runs):
         return (Run(trial, replay) for trial in range(len(self.scores)))
 
 
-def searches(spec: EnvironmentSpec) -> Arms:
-    """Return what random search and ASHA find among drawn rates with the compute of several runs."""
-    networks = len(spec.members)
-    environment = GrowthEnvironment(with_rates(spec, drawn_scales(networks), offset=networks))
+def train_static(spec: EnvironmentSpec) -> NDArray[np.float64]:
+    """Train networks left alone; return what a search reads of each.  # [networks, 2 + POINTS]
+
+    Columns: test accuracy in points, accuracy on the whole validation split, and on a part of it after each
+    eighth of the budget.
+    """
+    environment = GrowthEnvironment(spec)
     record = play(environment, Static(), 0)
-    test = (100.0 * evaluate_test(environment).accuracy).reshape(TRIALS, networks)
-    # The best trial is that of the whole validation split; a measurement on the way takes a part of it.
-    tasks = environment.population.tasks
+    test, tasks = evaluate_test(environment).accuracy.astype(np.float64), environment.population.tasks
     environment.population.tasks = [replace(task, held_out=TestSplit(task.validation)) for task in tasks]
-    runs = Trials((), evaluate_test(environment).accuracy.reshape(TRIALS, networks))
-    steps = [round(record.num_steps * point / POINTS) for point in range(1, POINTS + 1)]
-    curves = record.accuracy[steps].T.reshape(TRIALS, networks, POINTS)
+    steps = [record.num_steps * point // POINTS for point in range(1, POINTS + 1)]
+    return np.column_stack([100.0 * test, evaluate_test(environment).accuracy, record.accuracy[steps].T])
+
+
+def searches(trials: NDArray[np.float64]) -> Arms:
+    """Return what random search and ASHA find with the compute of several runs.
+
+    trials [TRIALS, networks, 2 + POINTS]: as in `train_static`.
+    """
+    test, curves = trials[..., 0], trials[..., 2:]
+    # The best trial is that of the whole validation split; a measurement on the way takes a part of it.
+    runs, networks = Trials((), trials[..., 1]), trials.shape[1]
     found: Arms = {}
     for times in TIMES:
         best = [runs.best([Run(trial, k) for trial in range(times)]) for k in range(networks)]
@@ -194,19 +206,35 @@ def plain_runs(spec: EnvironmentSpec, tuned: Mapping[str, Any]) -> dict[str, Cal
     return {PLAIN_ADAMW: usual} | {n: partial(plain_accuracy, spec, PLAIN[n][0], *tuned[n]) for n in PLAIN}
 
 
+def tuning_tables() -> list[list[Task]]:
+    """Make the tables that opponents are tuned on."""
+    return [varied_tables(FRESH + JUDGED + world) for world in range(TUNED_ON)]
+
+
+def judging_tables() -> Iterator[tuple[dict[str, Any], list[Task]]]:
+    """Return the tables that arms are judged on, each with its name: fresh made ones, then the held-out."""
+    for world in with_progress("fresh made tables", range(JUDGED)):
+        yield {"made": world}, varied_tables(FRESH + world)
+    for name in with_progress("held-out tables", HELD_OUT):
+        yield {"table": name}, splits_of(name)
+
+
 def tune(config: RunConfig) -> dict[str, Any]:
     """Choose the parameters of all opponents by their mean test accuracy on made tables."""
-    specs = [spec_for(config, varied_tables(FRESH + JUDGED + world)) for world in range(TUNED_ON)]
-    scale = GRID[int(np.mean([grid_of(spec) for spec in specs], axis=(0, 2)).argmax())]
+    specs = [spec_for(config, tasks) for tasks in tuning_tables()]
+    grids = [grid_of(spec) for spec in with_progress("tuning the rate", specs)]
+    scale = GRID[int(np.mean(grids, axis=(0, 2)).argmax())]
     rules = {str((fall, window)): (fall, window) for fall in FALLS for window in WINDOWS}
-    played = [controlled(spec, {n: [ReactiveRate(*r)] for n, r in rules.items()}, scale) for spec in specs]
+    playing = {name: [ReactiveRate(*rule)] for name, rule in rules.items()}
+    played = [controlled(spec, playing, scale) for spec in with_progress("tuning the rule", specs)]
 
     def worth(name: str) -> float:
         return float(np.mean([arms[f"{name} from {start}"] for arms in played for start in (RANDOM, USUAL)]))
 
     chosen: dict[str, Any] = {"scale": scale, RULE: rules[max(rules, key=worth)]}
     for name, (make, tried) in PLAIN.items():
-        scores = [np.mean([plain_accuracy(spec, make, *given) for spec in specs]) for given in tried]
+        given = with_progress(f"tuning {name}", tried)
+        scores = [np.mean([plain_accuracy(spec, make, *one) for spec in specs]) for one in given]
         chosen[name] = tried[int(np.argmax(scores))]
     return chosen
 
@@ -221,7 +249,10 @@ def arms_on(
     starts = [LearnedController(one.supervised, deterministic=True) for one in trained[CONTROLLER]]
     arms = controlled(spec, controllers | {SUPERVISED: starts}, tuned["scale"])
     if all_arms:
-        arms |= searches(spec) | {name: [run()] for name, run in plain_runs(spec, tuned).items()}
+        networks = len(spec.members)
+        trials = train_static(with_rates(spec, drawn_scales(networks), offset=networks))
+        arms |= searches(trials.reshape(TRIALS, networks, -1))
+        arms |= {name: [run()] for name, run in plain_runs(spec, tuned).items()}
     return {"grid": grid_of(spec), "arms": arms}
 
 
@@ -242,7 +273,7 @@ def train_all(config: RunConfig, trainings: int) -> dict[str, list[Trained]]:
     learner = config.learner.model_copy(update={"imitate": VARIED["imitate"]})
     longer = config.model_copy(update={"rounds": VARIED["rounds"], "learner": learner})
     found: dict[str, list[Trained]] = {CONTROLLER: [], VARIED_CONTROLLER: []}
-    for training in range(trainings):
+    for training in with_progress("training controllers", range(trainings)):
         found[CONTROLLER].append(train(config, training))
         shapes = [varied_tables(WORLDS * training + world) for world in range(WORLDS)]
         worlds = [spec_for(config, tasks, training, config.members) for tasks in shapes]
@@ -255,24 +286,26 @@ def judge(config: RunConfig, trainings: int) -> Iterator[dict[str, Any]]:
     trained, tuned = train_all(config, trainings), tune(config)
     seconds = {name: [one.seconds for one in several] for name, several in trained.items()}
     yield {"tuned": tuned, "training_seconds": seconds}
-    for world in range(JUDGED):
-        spec = spec_for(config, varied_tables(FRESH + world))
-        yield {"made": world} | arms_on(spec, tuned, trained, all_arms=False)
-    for name in HELD_OUT:
-        spec = spec_for(config, splits_of(name))
-        yield {"table": name} | arms_on(spec, tuned, trained, all_arms=True)
+    for name, tasks in judging_tables():
+        spec = spec_for(config, tasks)
+        yield name | arms_on(spec, tuned, trained, all_arms="table" in name)
     yield {"seconds": timed(spec, tuned, trained[CONTROLLER][0])}
 
 
 # ---- the report --------------------------------------------------------------------------------------------
 
 
+def cross_fitted(grid: NDArray[np.float64]) -> float:
+    """Return the mean over networks; half of them choose the row of the other half.  # [rows, networks]"""
+    return float(np.mean([grid[grid[:, 1 - half :: 2].mean(1).argmax(), half::2].mean() for half in (0, 1)]))
+
+
 def accuracy_of(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the mean accuracy of every arm on a table, over trainings and networks."""
-    grid = np.array(record["grid"])  # [rates, networks]
-    halves = [grid[grid[:, 1 - half :: 2].mean(1).argmax(), half::2].mean() for half in (0, 1)]
     means = {name: float(np.mean(several)) for name, several in record["arms"].items()}
-    return {ORACLE: float(np.mean(halves)), **means}
+    if "sized" in record:  # [sizes][rates][networks], of `studies.held_out_sizes`
+        means[SIZE_ORACLE] = cross_fitted(np.concatenate(record["sized"]))
+    return {ORACLE: cross_fitted(np.array(record["grid"])), **means}
 
 
 def over_tables(differences: Sequence[float]) -> tuple[str, float]:
@@ -284,8 +317,9 @@ def over_tables(differences: Sequence[float]) -> tuple[str, float]:
 def regrets(records: Records) -> str:
     """Return the table of all arms: regret, and what controllers have more than each, with p."""
     found = [accuracy_of(record) for record in records]
-    shown = [f"{CONTROLLER} from {start}" for start in (USUAL, RANDOM)]
-    lines = [f"| arm | regret | {' | '.join(f'{name} minus it (p)' for name in shown)} |", "|---" * 4 + "|"]
+    shown = [name for start in (USUAL, RANDOM) if (name := f"{CONTROLLER} from {start}") in found[0]]
+    head = ["arm", "regret", *(f"{name} minus it (p)" for name in shown)]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for arm in sorted(found[0], key=lambda arm: -sum(table[arm] for table in found)):
         cells = [over_tables([table[ORACLE] - table[arm] for table in found])[0]]
         for name in shown:
