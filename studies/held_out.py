@@ -211,14 +211,6 @@ def tuning_tables() -> list[list[Task]]:
     return [varied_tables(FRESH + JUDGED + world) for world in range(TUNED_ON)]
 
 
-def judging_tables() -> Iterator[tuple[dict[str, Any], list[Task]]]:
-    """Return the tables that arms are judged on, each with its name: fresh made ones, then the held-out."""
-    for world in with_progress("fresh made tables", range(JUDGED)):
-        yield {"made": world}, varied_tables(FRESH + world)
-    for name in with_progress("held-out tables", HELD_OUT):
-        yield {"table": name}, splits_of(name)
-
-
 def tune(config: RunConfig) -> dict[str, Any]:
     """Choose the parameters of all opponents by their mean test accuracy on made tables."""
     specs = [spec_for(config, tasks) for tasks in tuning_tables()]
@@ -286,9 +278,12 @@ def judge(config: RunConfig, trainings: int) -> Iterator[dict[str, Any]]:
     trained, tuned = train_all(config, trainings), tune(config)
     seconds = {name: [one.seconds for one in several] for name, several in trained.items()}
     yield {"tuned": tuned, "training_seconds": seconds}
-    for name, tasks in judging_tables():
-        spec = spec_for(config, tasks)
-        yield name | arms_on(spec, tuned, trained, all_arms="table" in name)
+    for world in with_progress("fresh made tables", range(JUDGED)):
+        spec = spec_for(config, varied_tables(FRESH + world))
+        yield {"made": world} | arms_on(spec, tuned, trained, all_arms=False)
+    for name in with_progress("held-out tables", HELD_OUT):
+        spec = spec_for(config, splits_of(name))
+        yield {"table": name} | arms_on(spec, tuned, trained, all_arms=True)
     yield {"seconds": timed(spec, tuned, trained[CONTROLLER][0])}
 
 

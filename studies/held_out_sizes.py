@@ -1,7 +1,7 @@
 """How much is there to win by the size of a network beside its learning rate, on the held-out tables?
 
     python -m studies.held_out_sizes --out FILE         half an hour of a core; extras data, searches, rates
-    python -m studies.held_out_sizes --read FILE OTHER  the tables; OTHER: a file of `studies.held_out`
+    python -m studies.held_out_sizes --read OTHER FILE  the tables; OTHER: a file of `studies.held_out`
 
 Networks of a ladder of sizes are left alone on the tables of `studies.held_out`, with its splits, minibatches
 and budget of FLOPs: a larger network gets fewer minibatches, a smaller one more. The fixed size by budget and
@@ -11,7 +11,7 @@ each table, chosen by half of the networks for the other half.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,17 +27,19 @@ from studies.command_line import with_progress
 from studies.growth.records import POINTS
 from studies.held_out import (
     GRID,
+    HELD_OUT,
     ORACLE,
     SIZE_ORACLE,
     TRIALS,
     Records,
     accuracy_of,
+    cross_fitted,
     drawn_scales,
-    judging_tables,
     over_tables,
     regrets,
     searches,
     spec_for,
+    splits_of,
     train_static,
     tuning_tables,
     with_rates,
@@ -48,6 +50,7 @@ from studies.rates import FRESH
 LADDER = ((3, 1), (4, 1), (6, 2), (8, 2), (12, 3), (16, 4), (24, 6), (32, 8), (48, 12))
 UNSPENT = 0.01  # of the minibatches that a budget pays for: the most that may be left to fill whole steps
 FIXED = "fixed size by budget"
+SAME = 0.9  # of the recipe's networks end alike in two files of one recipe
 
 
 def sized_specs(config: RunConfig, tasks: Sequence[Task]) -> list[EnvironmentSpec]:
@@ -61,7 +64,7 @@ def sized_specs(config: RunConfig, tasks: Sequence[Task]) -> list[EnvironmentSpe
         spec = spec_for(config.model_copy(update={"host": host}), tasks)
         longest = spec.population.batches_per_epoch
         batches = int(budget / one_network(spec).bare_cost * longest + 1e-6)
-        # A step is as long as the recipe's if that leaves little; every eighth of the budget ends one.
+        # Steps as long as the recipe's where that leaves little, but POINTS of them at least.
         steps = range(1, min(longest, batches // POINTS) + 1)
         fits = [step for step in steps if batches % step <= UNSPENT * batches]
         if fits:
@@ -99,15 +102,15 @@ def train_sizes(specs: Sequence[EnvironmentSpec]) -> tuple[list[list[list[float]
 
 
 def judge(config: RunConfig, _: int) -> Iterator[dict[str, Any]]:
-    """Choose the fixed size and its rate on made tables; then meet fresh made tables and the held-out."""
+    """Choose the fixed size and its rate on made tables, then meet the held-out ones."""
     tables = with_progress("tuning the size", tuning_tables())
     grids = [train_sizes(sized_specs(config, tasks))[0] for tasks in tables]
     least = min(len(grid) for grid in grids)  # sizes that every budget pays for
     means = np.mean([grid[:least] for grid in grids], axis=(0, 3))
     size, rate = np.unravel_index(means.argmax(), means.shape)
     yield {"tuned": {"size": LADDER[size], "scale": GRID[rate]}, "made means": means.round(3).tolist()}
-    for name, tasks in judging_tables():
-        specs = sized_specs(config, tasks)
+    for name in with_progress("held-out tables", HELD_OUT):
+        specs = sized_specs(config, splits_of(name))
         grid, trials = train_sizes(specs)
         arms = {arm.replace(" ×", " of rate and size ×"): found for arm, found in searches(trials).items()}
         arms[FIXED] = [grid[min(size, len(grid) - 1)][rate]]
@@ -116,71 +119,68 @@ def judge(config: RunConfig, _: int) -> Iterator[dict[str, Any]]:
             "minibatches": [spec.episode.steps * spec.population.batches_per_epoch for spec in specs],
             "flops": [float(one_network(spec).budget[0]) for spec in specs],
         }
-        yield name | spent | {"grid": grid[own], "sized": grid, "arms": arms}
+        yield {"table": name} | spent | {"grid": grid[own], "sized": grid, "arms": arms}
 
 
 # ---- the report --------------------------------------------------------------------------------------------
 
 
 def merge(records: Records) -> list[dict[str, Any]]:
-    """Return one record for each table with the arms of all files.
+    """Return one record for each table with the arms of all files, and the first file's grid.
 
     Raises ValueError where the files have other networks of the recipe's size.
     """
     found: dict[Any, dict[str, Any]] = {}
     for record in records:
-        if "arms" in record:
-            name = record.get("table", record.get("made"))
+        if name := record.get("table"):
             old = found.setdefault(name, {"grid": record["grid"], "arms": {}})
-            if old["grid"] != record["grid"]:
+            # At the highest rate networks diverge, and rounding depends on how many share a program.
+            if np.mean(np.equal(old["grid"], record["grid"])) < SAME:
                 raise ValueError(
                     f"the files differ in the recipe's networks on {name}; read those of one recipe"
                 )
-            old |= {**record, "arms": old["arms"] | record["arms"]}
+            old |= {**record, "grid": old["grid"], "arms": old["arms"] | record["arms"]}
     return [record for record in found.values() if "sized" in record]
 
 
 def by_table(records: Records) -> str:
     """Return the best pair of every table, and how far it and some arms are above the best rate."""
     shown = [SIZE_ORACLE, FIXED, "ASHA of rate and size ×4", "ASHA of rate and size ×8"]
-    lines = [f"| table | sizes | best width | its rate | {' | '.join(shown)} |", "|---" * 8 + "|"]
+    lines = [f"| table | best width | its rate | {' | '.join(shown)} |", "|---" * (3 + len(shown)) + "|"]
     for record in records:
-        size, rate = best_pair(record)
-        arms = accuracy_of(record)
-        cells = [str(len(record["sized"])), str(LADDER[size][0]), f"{0.01 * GRID[rate]:.2g}"]
+        means, arms = np.mean(record["sized"], axis=2), accuracy_of(record)
+        pair = np.unravel_index(means.argmax(), means.shape)
+        edges = [" (edge)" if at in (0, end - 1) else "" for at, end in zip(pair, means.shape, strict=True)]
+        cells = [f"{LADDER[pair[0]][0]}{edges[0]}", f"{0.01 * GRID[pair[1]]:.2g}{edges[1]}"]
         cells += [f"{arms[name] - arms[ORACLE]:+.1f}" for name in shown]
-        lines.append(f"| {record.get('table', record.get('made'))} | {' | '.join(cells)} |")
+        lines.append(f"| {record['table']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def best_pair(record: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the indices of the size and the rate with the best mean over all networks."""
-    means = np.mean(record["sized"], axis=2)
-    size, rate = np.unravel_index(means.argmax(), means.shape)
-    return int(size), int(rate)
+def by_size(records: Records) -> str:
+    """Return what each size loses to the recipe's, both at the best rate for each table."""
+    lines = ["| width | tables | regret |", "|---" * 3 + "|"]
+    for size, (width, _) in enumerate(LADDER):
+        some = [record for record in records if size < len(record["sized"])]
+        lost = [
+            accuracy_of(record)[ORACLE] - cross_fitted(np.array(record["sized"][size])) for record in some
+        ]
+        if len(lost) > 1:
+            lines.append(f"| {width} | {len(lost)} | {over_tables(lost)[0]} |")
+    return "\n".join(lines)
 
 
 def report(records: Records) -> str:
-    """Return the tables of all files: fresh made tables, and the held-out ones; in points."""
-    others = [record for record in records if "arms" not in record]
+    """Return the tables of all files, in points; regret is that of `studies.held_out`."""
+    tables, others = merge(records), [record for record in records if "arms" not in record]
     parts = [f"{name}: {value}" for record in others for name, value in record.items()]
-    for kind in ("made", "table"):
-        some = [record for record in merge(records) if kind in record]
-        if not some:
-            continue
-        pairs, sizes = [best_pair(record) for record in some], [len(record["sized"]) for record in some]
-        small = sum(size == 0 for size, _ in pairs)
-        large = sum(size == last - 1 for (size, _), last in zip(pairs, sizes, strict=True))
-        rates = sum(rate in (0, len(GRID) - 1) for _, rate in pairs)
-        found = [accuracy_of(record) for record in some]
-        headroom = over_tables([arms[SIZE_ORACLE] - arms[ORACLE] for arms in found])[0]
-        parts += [
-            f"{len(some)} tables ({kind})",
-            regrets(some),
-            by_table(some),
-            f"best of rate and size minus best rate: {headroom}",
-            f"best pairs at an edge of the grid: smallest size {small}, largest {large}, rate {rates}",
-        ]
+    least = min(min(record["flops"]) / max(record["flops"]) for record in tables)
+    parts += [
+        regrets(tables),
+        by_table(tables),
+        by_size(tables),
+        f"least share of the budget that a size spends: {least:.3f}",
+    ]
     return "\n\n".join(parts)
 
 
