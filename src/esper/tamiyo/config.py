@@ -40,7 +40,7 @@ class Conditions(Config):
 
 
 # What docs/study.md judged: three budgets, rates of 0.5 to 4 times 0.01, and the smallest host of each kind,
-# with which growth began there and in training. Larger ones lost by growing (`studies.no_harm`).
+# with which growth began there and in training. Nothing speaks for larger ones (`studies.no_harm`).
 STUDY = Conditions(
     clock="compute",
     minibatches=(192, 3072),
