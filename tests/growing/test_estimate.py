@@ -91,6 +91,10 @@ def test_flops_are_counted_where_an_example_is_given() -> None:
     assert forward == 2 * sum(p.numel() for p in model.parameters() if p.ndim == 2)
     assert esper.estimate(make(3), samples=10).advice == "do not grow"
     assert "3 blocks" in esper.estimate(make(3), samples=10).reason
+    convolution = nn.Conv2d(1, 1, 3)
+    assert "FLOPs" not in str(esper.estimate(convolution, samples=10))
+    example = (torch.zeros(1, 1, 5, 5),)
+    assert esper.estimate(convolution, samples=10, example=example).flops == 3 * 10 * 2 * 9 * 9
 
 
 @pytest.mark.parametrize("per_parameter", [0.5, 2.0, 20.0])
@@ -140,6 +144,9 @@ IDS = torch.arange(6).reshape(2, 3)
         ((IDS, IDS[:, :, None]), IDS[:, :, None], 0),
         ((IDS.float(), IDS.float()), IDS.float(), 0),
         ((IDS, IDS[:, 0]), None, 0),
+        ((IDS, IDS), None, 6),
+        ([IDS.float(), IDS], None, 6),
+        ((), None, 0),
     ],
 )
 def test_tokens_are_rows_of_whole_numbers(batch: Any, targets: torch.Tensor | None, tokens: int) -> None:

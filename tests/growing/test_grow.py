@@ -284,7 +284,7 @@ def test_a_controller_of_ones_own_needs_to_begin_and_to_decide_alone() -> None:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({}, "nothing was grown: growing into a model needs 100 optimizer steps"),
+        ({}, "it trains plainly: growing into a model needs 100 optimizer steps"),
         ({"controller": "tamiyo"}, "tamiyo does not act here, because it was trained on hosts of esper"),
         ({"controller": "schedule"}, "schedule does not act here"),
     ],

@@ -6,11 +6,13 @@ import copy
 import io
 import os
 import pickle
+import re
 import shutil
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -553,6 +555,9 @@ def shared() -> nn.Module:
         (make(), {"start": 0.0}, "start is 0.0"),
         (make(), {"grow_at": (0.5, 0.2)}, "grow_at"),
         (make(), {"grow_at": 1.0}, "grow_at"),
+        (make(), {"grow_at": 1.5}, "grow_at"),
+        (make(), {"grow_at": (0.5, 36)}, "grow_at"),
+        (make(), {"grow_at": "0.3"}, "grow_at is \\('0.3',\\)"),
         (make(), {"order": "odd"}, "'interleaved' and 'stacked'"),
         (make(), {"total_steps": 0}, "total_steps is 0"),
         (make(), {"rewarm": -1}, "rewarm is -1"),
@@ -567,6 +572,13 @@ def test_what_cannot_be_is_said_in_one_sentence(
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(UserError, match=words):
         Progressive(model, optimizer, **{"total_steps": 10, **options})
+
+
+def test_what_growth_saves_is_not_known_without_an_example() -> None:
+    model = make()
+    grower = Progressive(model, torch.optim.AdamW(model.parameters()), 10)
+    with pytest.raises(UserError, match="give example="):
+        _ = grower.saved
 
 
 SCHEDULERS: dict[str, tuple[Callable[[Any], Any], bool]] = {  # whether it lasts for ten steps
@@ -900,7 +912,10 @@ def test_grow_returns_the_model_that_was_given_for_fewer_flops() -> None:
     fresh.load_state_dict(grown.model.state_dict(), strict=True)
     assert torch.equal(fresh.eval()(TABLE), grown.model(TABLE))
     assert "4 of 8 blocks train for the first 22 of 108 steps" in grown.report()
-    assert "the whole model in every epoch would have taken" in grown.report()
+    assert re.search(r"it took [\d.]+ s, and the same model without growth [\d.]+ s", grown.report())
+    alone = replace(grown, baseline=None)
+    assert re.search(r"it took [\d.]+ s; 6 epochs of the whole model would have taken", alone.report())
+    assert "all blocks are there" in grown.report()
     lines = [line for axes in grown.plot().axes for line in axes.lines]
     assert [len(line.get_xdata()) for line in lines] == [7, 6, 7, 6]  # type: ignore[arg-type]
     spent = torch.tensor(grown.curves()[0].flops).diff()
@@ -1046,7 +1061,7 @@ def test_grow_grows_into_a_unet_and_trains_an_lstm_plainly() -> None:
     assert "3 of 6 blocks train for the first 22 of 108 steps" in grown.report()
     UNet().load_state_dict(grown.model.state_dict(), strict=True)
     lstm = esper.grow(LSTM(), (images.flatten(2), DATA[1]), **STEPS)  # type: ignore[arg-type]
-    assert "nothing was grown: LSTM has 0 blocks of one class and shape in a row" in lstm.report()
+    assert "it trains plainly: LSTM has 0 blocks of one class and shape in a row" in lstm.report()
 
 
 class LSTM(nn.Module):

@@ -137,6 +137,7 @@ def test_a_run_is_resumed_with_the_same_settings_and_from_its_checkpoint(tmp_pat
     with make(tmp_path / "run") as folder:
         last = folder.checkpoints_path / "last.safetensors"
         folder.metrics_file.append(summary(1))
+        folder.report_path.write_text("a page that 'esper report' wrote in the first round")
         folder.check_checkpoint(last)  # a first round in flight may be lost
         folder.metrics_file.append(summary(2))
         with pytest.raises(UserError, match=r"last.safetensors is missing: to go on would erase them"):

@@ -62,15 +62,8 @@ def tasks() -> None:
 
 
 def estimate(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="MODULE:FUNCTION, or a file as in model.py:make; it takes nothing and returns a module"
-        ),
-    ],
-    tokens: Annotated[
-        float | None, typer.Option(help="tokens that a language model sees in training, over all epochs")
-    ] = None,
+    model: Annotated[str, typer.Argument(help="model.py:make or MODULE:make; returns a module")],
+    tokens: Annotated[float | None, typer.Option(help="of a language model, over all epochs")] = None,
     samples: Annotated[float | None, typer.Option(help="training samples, each with one label")] = None,
     epochs: Annotated[float, typer.Option(help="how often training sees its data")] = 1,
 ) -> None:

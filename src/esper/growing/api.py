@@ -58,6 +58,7 @@ from esper.utils.rows import add_prefix, strip_prefix
 
 ModelOrMaker = nn.Module | Callable[[], nn.Module]
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
+LINE_EVERY = 5.0  # seconds between two lines of progress in a log
 _EXAMPLE_SAMPLES = 4  # torch.export needs more than one to keep the batch size free
 
 
@@ -195,7 +196,7 @@ class Growth:
         if not trainable_parameters(model):
             frozen = f"all parameters of {type(model).__name__} are frozen (requires_grad is False)"
             warnings.warn(f"{frozen}: only what grows is trained", stacklevel=4)  # of the call of `grow`
-        self.environment = LiveEnvironment(self.bodies, epochs)
+        self.environment, self.plain_epochs = LiveEnvironment(self.bodies, epochs), epochs
         self.controller, live = UserController(decider), self.bodies.live
         if grows:  # a model in which nothing fits can be trained all the same
             events = decider.events if isinstance(decider, Schedule) else []
@@ -221,7 +222,7 @@ class Growth:
             if total != epochs:
                 self.environment = LiveEnvironment(self.bodies, total)
         except UserError as error:
-            self.remarks = [f"nothing was grown: {error}"]
+            self.remarks = [f"it trains plainly: {error}"]
 
     @property
     def epochs_done(self) -> int:
@@ -297,6 +298,7 @@ class Growth:
             topology=self.bodies.topology,
             epoch=int(self.ending.epoch),
             asked=self.environment.steps,
+            plain_epochs=self.plain_epochs,
             folded=live.describe_folds(),
             widened=live.describe_growth(),
             remarks=tuple(self.remarks),
@@ -361,7 +363,7 @@ def _describe_host(bodies: LivePopulation) -> tuple[HostPart, ...]:
 def _progress_bar(
     epochs: int, score_name: str, show: bool, title: str
 ) -> Iterator[Callable[[Observation], None]]:
-    """Show a bar of the epochs done, with score and living seeds; yields what updates it after an epoch."""
+    """Show the epochs done, with score and living seeds; yields what updates it after an epoch."""
     console = Console(stderr=True)
     shown = show and console.is_terminal
     status = TextColumn("{task.fields[status]}")
@@ -369,10 +371,19 @@ def _progress_bar(
     with Progress(*columns, console=console, disable=not shown) as progress:
         task = progress.add_task(title, total=epochs, status="")
 
+        told = time.monotonic()
+
         def update(observation: Observation) -> None:
-            if shown:
-                score, seeds = float(observation.val_accuracy), int(holds_seed(observation.slots).sum())
-                progress.update(task, advance=1, status=f"{score_name} {score:.3f}, {seeds} seeds")
+            nonlocal told
+            if not show:
+                return
+            score, seeds = float(observation.val_accuracy), int(holds_seed(observation.slots).sum())
+            status = f"{score_name} {score:.3f}" + (f", {seeds} seeds" if seeds else "")
+            progress.update(task, advance=1, status=status)
+            if not shown and time.monotonic() - told > LINE_EVERY:  # where there is no terminal for a bar
+                told = time.monotonic()
+                done = int(progress.tasks[task].completed)
+                print(f"{title}: {done} of {epochs} epochs, {status}", file=sys.stderr)
 
         yield update
 

@@ -331,13 +331,14 @@ def count_targets(targets: Tensor) -> Tensor:
 def count_tokens(batch: Any, targets: Tensor | None) -> int:
     """Count the tokens that a batch asks a model to predict; 0 where its targets are none.
 
-    targets: of the batch where they are known; else its labels, the token ids of a dictionary, or the tensor
-    that it is. A row of whole numbers for each sample is tokens; a map, as of an image's pixels, is not.
+    targets: of the batch where they are known; else its labels, the token ids of a dictionary, the last of a
+    pair, or the tensor that it is. A row of whole numbers for each sample is tokens; a map, as of an image's
+    pixels, is not.
     """
     if targets is None and isinstance(batch, Mapping):
         targets = next((batch[key] for key in (*TARGETS, "input_ids") if key in batch), None)
     elif targets is None:
-        targets = batch
+        targets = batch[-1] if isinstance(batch, list | tuple) and batch else batch
     if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.is_floating_point():
         return 0
     return int(count_targets(targets))

@@ -81,7 +81,7 @@ class Estimate:
     parameters: int  # without embeddings
     blocks: int  # that can be skipped
     targets: float  # that training sees, over all epochs
-    flops: float  # of plain training
+    flops: float  # of plain training; NaN where they are not known
     law: Law
     epochs: float = 1.0
 
@@ -107,10 +107,7 @@ class Estimate:
         seen = f"training sees {self.per_parameter:.2g} {law.targets} for each parameter of {self.name}"
         least, most = law.useful_sizes
         if self.advice == "do not grow" and self.epochs > law.epochs:
-            return (
-                f"training repeats its data {self.epochs:g} times, and growth was measured for "
-                f"{law.epochs:g} epochs at most"
-            )
+            return f"training repeats its data {self.epochs:g} times; growth was measured for {law.epochs:g}"
         if self.advice == "do not grow" and self.per_parameter <= law.most:
             limit = f"below {least:,.0f}" if self.parameters < least else f"above {most:,.0f}"
             return (
@@ -147,7 +144,8 @@ class Estimate:
         law, (least, most), (smallest, largest) = self.law, self.law.measured, self.law.sizes
         lines = [
             f"{self.name}: {self.parameters:,} parameters without embeddings, {self.blocks} equal blocks",
-            f"plain training: {self.targets:.3g} {law.targets}, {self.flops:.3g} FLOPs",
+            f"plain training: {self.targets:.3g} {law.targets}"
+            + ("" if math.isnan(self.flops) else f", {self.flops:.3g} FLOPs"),
             f"{self.advice}: {self.reason}",
         ]
         equal_steps = self.grow_at_equal_steps
@@ -178,7 +176,7 @@ def estimate(
     tokens: that a language model sees in training, over all `epochs`; or
     samples: of training data with one label each, seen `epochs` times
     example: the arguments of the model for one sample, a tuple or a dict, to count FLOPs; without it they
-        are 6 for each parameter and token, or sample, which is too few for convolutions
+        are 6 for each parameter and token, or sample, and not known of convolutions
 
     Raises a UserError where neither or both of tokens and samples are given.
     """
@@ -187,7 +185,8 @@ def estimate(
     targets = samples * epochs if samples is not None else tokens or 0.0
     if not 0 < targets < math.inf:
         raise UserError(f"training sees {targets:g} tokens or samples; give a number above 0")
-    forward = 2.0 * count_parameters(model)
+    convolves = any(parameter.ndim > 2 for parameter in model.parameters())
+    forward = math.nan if convolves else 2.0 * count_parameters(model)
     if example is not None:
         values = example.values() if isinstance(example, Mapping) else example
         shapes = [value.numel() for value in values if isinstance(value, Tensor)]

@@ -178,14 +178,14 @@ class Progressive:
         the shape of their input, an optimizer that lacks parameters of blocks, and a scheduler with too few
         steps.
         """
-        fractions = tuple(grow_at) if isinstance(grow_at, Sequence) else (grow_at,)
+        fractions = (grow_at,) if isinstance(grow_at, float | int | str) else tuple(grow_at)
         _check_options(total_steps, start, fractions, order, rewarm, tied, scheduler)
         self.total_steps, self.steps_done, self.stage, self.order = total_steps, 0, 0, order
         self.rewarm, self.grown_at, self.tied = rewarm, 0, tied
         self.model = model = _unwrap(model)
         if tied and any(base.__name__ == "FSDPModule" for m in model.modules() for base in type(m).__mro__):
             raise UserError("fully_shard puts parameters in place at every pass; leave out tied=")
-        given = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+        given = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
         # accelerate puts an optimizer of its own, which has no hooks, around the one that steps.
         self.optimizers = tuple(getattr(each, "optimizer", each) for each in given)
         self._rate_hooks: list[Any] = []
@@ -245,8 +245,10 @@ class Progressive:
     def saved(self) -> float:
         """The share of the FLOPs of plain training that growth leaves out over `total_steps`.
 
-        Known where an example was given.
+        Known where an example was given; raises a UserError elsewhere.
         """
+        if not self.flops:
+            raise UserError("what growth saves is not known; give example= to count the FLOPs of the model")
         ends = [0, *self.grow_steps, self.total_steps]
         lengths = [end - begin for begin, end in pairwise(ends)]
         spent = sum(steps * flops for steps, flops in zip(lengths, self.flops, strict=True))
@@ -407,7 +409,8 @@ def _check_options(
         raise UserError(f"total_steps is {total_steps}; give the number of optimizer steps, at least 1")
     if not 0 < start <= 1:
         raise UserError(f"start is {start}; give the share of blocks that is active at first, above 0")
-    if not grow_at or list(grow_at) != sorted({0, *grow_at, 1} - {0, 1}):
+    inside = {each for each in grow_at if isinstance(each, int | float) and 0 < each < 1}
+    if not grow_at or list(grow_at) != sorted(inside):
         raise UserError(f"grow_at is {grow_at}; give rising fractions of total_steps between 0 and 1")
     if order not in ("interleaved", "stacked"):
         raise UserError(f"order is {order!r}; allowed are 'interleaved' and 'stacked'")

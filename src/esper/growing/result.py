@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
@@ -66,6 +67,7 @@ class Grown:
     topology: str
     epoch: int  # whose weights the model ended with, from 1 on
     asked: int = 0  # epochs that were asked for; 0 where it is not known
+    plain_epochs: int = 0  # of plain training for the same purpose: fewer where growth may cost as much
     folded: tuple[str, ...] = ()  # seeds that became part of the model on the way, in words
     # By slot, how its clone or widening changes the model, and how many parameters that adds.
     widened: Mapping[int, tuple[str, int]] = field(default_factory=dict)
@@ -166,7 +168,8 @@ class Grown:
                 kind = f"{item.blueprint} ({item.module}), {size}, {item.blend}"
                 lines.append(f"+ after {item.slot}: {kind}, {removed}: {item.summary}")
         lines += [f"+ {line}" for line in self.folded]
-        ending = f"= {self.parameters:,} parameters" if self.added or self.folded else "nothing was added"
+        ending = "all blocks are there" if self._skipped_blocks else "nothing was added"
+        ending = f"= {self.parameters:,} parameters" if self.added or self.folded else ending
         return "\n".join([*lines, ending])
 
     def report(self) -> str:
@@ -196,15 +199,24 @@ class Grown:
 
     def _time_saved(self) -> list[str]:
         """Say how long it took beside the whole model, where a part of its blocks was skipped at first."""
-        flops = np.diff(self.record.spent[:, 0])  # [T] of each epoch
-        whole = flops > 0.999 * flops.max()
-        if self.record.germinated.any() or whole.all() or len(self.seconds) != len(flops):
+        if not self._skipped_blocks or len(self.seconds) != len(self._whole):
             return []
-        plain = len(flops) * float(np.median(np.array(self.seconds)[whole]))
-        return [
-            f"it took {sum(self.seconds):.1f} s; the whole model in every epoch would have taken "
-            f"{plain:.1f} s, by the time of the epochs in which it trained"
-        ]
+        took = f"it took {sum(self.seconds):.1f} s"
+        if self.baseline is not None:
+            return [f"{took}, and the same model without growth {sum(self.baseline.seconds):.1f} s"]
+        plain = self.plain_epochs * float(np.median(np.array(self.seconds)[self._whole]))
+        return [f"{took}; {self.plain_epochs} epochs of the whole model would have taken {plain:.1f} s"]
+
+    @property
+    def _whole(self) -> NDArray[np.bool_]:
+        """[T] whether all blocks trained in an epoch to its end."""
+        flops = np.diff(self.record.spent[:, 0])
+        return np.asarray(flops > 0.999 * flops.max())
+
+    @property
+    def _skipped_blocks(self) -> bool:
+        """Whether a part of the model's blocks was skipped at first."""
+        return not self.record.germinated.any() and not self._whole.all()
 
     def _removed_at_end(self) -> list[str]:
         """Name the seeds of the last epoch, or of that of the weights, that were removed at the end."""
@@ -254,6 +266,8 @@ class Grown:
         """Return the comparison with the baseline, if there is one, and the remarks; one sentence each."""
         if (other := self.baseline) is None:
             return list(self.remarks)
+        if other.record is self.record:
+            return ["nothing grew, so that this is its own baseline", *self.remarks]
         mine, theirs = float(self.record.accuracy[-1, 0]), float(other.record.accuracy[-1, 0])
         verdict = (
             f"the same model without growth ({other.parameters:,} parameters) reached {theirs:.3f} at the "

@@ -229,7 +229,9 @@ class RunFolder:
         """Raise UserError if the checkpoint at `path` is missing and finished rounds would be lost."""
         # A run that was killed in its first round has no checkpoint yet, and nothing to lose.
         rounds = [line["round"] for file in (self.metrics_file, self.events_file) for line in file]
-        ended = self.report_path.exists() or (self.path / "results.json").exists()
+        # A page is no sign of rounds: 'esper report' writes one at any time.
+        growth = self.growth()
+        ended = (self.path / "results.json").exists() or (growth is not None and growth.finished)
         if not path.exists() and (max(rounds, default=0) > 1 or ended):
             raise UserError(
                 f"{self.path} holds finished rounds, and {path} is missing: to go on would erase them; give "

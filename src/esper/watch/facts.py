@@ -106,7 +106,13 @@ def outcome(folder: RunFolder) -> dict[str, Any]:
             return _outcome([])
         story = (_text(folder.path, "network.md") or "").split("```")[0].strip()
         return _outcome([_growth_verdict(growth), *map(_sentence, growth.verdicts)], grew, story)
-    sentences = [] if network is None else [_network_verdict(network)]
+    sentences = []
+    if network is not None:
+        sentences.append(
+            f"The saved network has {number(network.test_accuracy, '.1%')} test accuracy with "
+            f"{network.parameters:,} parameters; the same member without growth has "
+            f"{number(network.ungrown_test_accuracy, '.1%')} with {network.host_parameters:,}."
+        )
     if results is not None:
         sentences += [*comparison_verdicts(results), *map(_sentence, results.remarks)]
     if results is None and folder.kind in TRAINING_KINDS and state(folder.path) == "finished":
@@ -128,14 +134,6 @@ def _growth_verdict(growth: Growth) -> str:
     began = f"; it began with {first:,}" if first != last else ", as many as it began with"
     score = f"{growth.score_name} of {number(grown.score[-1], '.3f')}"
     return f"The grown model reached a validation {score} with {last:,} parameters{began}."
-
-
-def _network_verdict(network: SavedNetwork) -> str:
-    return (
-        f"The saved network has {number(network.test_accuracy, '.1%')} test accuracy with "
-        f"{network.parameters:,} parameters; the same member without growth has "
-        f"{number(network.ungrown_test_accuracy, '.1%')} with {network.host_parameters:,}."
-    )
 
 
 def comparison_verdicts(results: Comparison) -> list[str]:
