@@ -51,6 +51,8 @@ def train(
             "a run that may be started again has to be found again; give --out FOLDER, or leave out --resume "
             "and torchrun --max-restarts"
         )
+    if not quiet and not launch.rank:
+        typer.echo(f"loading PyTorch and {settings.task} ...", err=True)  # takes seconds
     from esper.training import TrainingRun
     from esper.utils.gather import broadcast, processes
 
