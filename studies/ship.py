@@ -3,8 +3,8 @@
     esper train --preset demo --out runs/rates     about two minutes of a core
     python -m studies.ship runs/rates rates        src/esper/pretrained/rates.safetensors
 
-The file has what is needed to decide, the weights of the policy in half precision, and nothing that training
-would need to go on.
+The file has what is needed to decide, the weights of the policy in half precision and the units of its value,
+and nothing that training would need to go on.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "config": config.model_dump(mode="json", include=set(AGENT_SETTINGS)),
         "conditions": checkpoint.record["conditions"],
     }
-    policy = {
-        name: value.to(torch.float16)
-        for name, value in checkpoint.tensors.items()
-        if name.startswith(f"{LEARNER}.policy.")
-    }
+    learned = {}
+    for name, value in checkpoint.tensors.items():
+        if name.startswith(f"{LEARNER}.policy."):
+            learned[name] = value.to(torch.float16)
+        elif name.startswith(f"{LEARNER}.value_normalizer."):
+            learned[name] = value
     save_checkpoint(
-        given.to / f"{given.name}.safetensors", policy, record, agent_schema(config.episode.rates)
+        given.to / f"{given.name}.safetensors", learned, record, agent_schema(config.episode.rates)
     )
 
 

@@ -180,7 +180,9 @@ def load_learned(
     config = checkpoint_config(checkpoint, path, AGENT_SETTINGS)
     agent = make_agent(config, torch.device(device))
     try:
-        agent.policy.load_state_dict(strip_prefix(f"{LEARNER}.policy", checkpoint.tensors))
+        learned = strip_prefix(LEARNER, checkpoint.tensors)
+        agent.policy.load_state_dict(strip_prefix("policy", learned))
+        agent.value_normalizer.load_state_dict(strip_prefix("value_normalizer", learned))
         conditions = Conditions.model_validate(checkpoint.record["conditions"])
     except (KeyError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{path} does not hold the agent that its settings describe: {error}") from None

@@ -158,11 +158,15 @@ def ship(args: argparse.Namespace) -> None:
     agent = make_agent(CONFIG, torch.device("cpu"))
     weights = {name.removeprefix(f"{LEARNER}."): value for name, value in load_file(args.policy).items()}
     agent.policy.load_state_dict(strip_prefix("policy", weights))
+    agent.value_normalizer.load_state_dict(strip_prefix("value_normalizer", weights))
     trained_for = STUDY.model_copy(update={"blueprints": tuple(sorted(CONFIG.lifecycle.block_blueprints))})
     record = {
         "config": CONFIG.model_dump(mode="json"),
         "conditions": trained_for.model_dump(mode="json"),
         "round": args.rounds,
     }
-    tensors = add_prefix(f"{LEARNER}.policy", agent.policy.state_dict())
+    tensors = {
+        **add_prefix(f"{LEARNER}.policy", agent.policy.state_dict()),
+        **add_prefix(f"{LEARNER}.value_normalizer", agent.value_normalizer.state_dict()),
+    }
     save_checkpoint(args.to, tensors, record, agent_schema())

@@ -52,7 +52,7 @@ def train(
             "and torchrun --max-restarts"
         )
     if not quiet and not launch.rank:
-        typer.echo(f"loading PyTorch and {settings.task} ...", err=True)  # takes seconds
+        typer.echo(f"loading PyTorch and {settings.task} ...")  # takes seconds
     from esper.training import TrainingRun
     from esper.utils.gather import broadcast, processes
 
