@@ -127,7 +127,8 @@ def test_ctrl_c_is_answered_and_the_second_one_ends_at_once(
     monkeypatch.setattr(GrowthEnvironment, "step", interrupted)
     assert cli.run(["train", "--out", str(run), *sets("task=spirals")]) == 130
     out, err = capfd.readouterr()
-    first, last = out.splitlines()
+    loading, first, last = out.splitlines()
+    assert "loading PyTorch and spirals" in loading
     assert "training on spirals" in first
     assert last.endswith(f"go on with: esper resume {run}")
     assert err.index("finishing the round") < err.index("stopped at once")

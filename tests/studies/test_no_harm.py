@@ -29,6 +29,7 @@ def test_every_task_meets_every_preset_at_its_own_budget() -> None:
     assert Cell(COMPUTE, "spirals", 4, 5).config().host.options() == {"hidden": 64, "depth": 8}
 
 
+@pytest.mark.long
 def test_a_small_run_keeps_what_it_has_and_tells_the_same_when_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +55,7 @@ def test_a_small_run_keeps_what_it_has_and_tells_the_same_when_read(
     assert capsys.readouterr().out.strip() in printed
 
 
+@pytest.mark.long
 def test_a_model_of_other_people_is_left_alone_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setattr(no_harm, "SAMPLES", 64)
