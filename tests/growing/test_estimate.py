@@ -74,7 +74,7 @@ def test_what_repeats_more_often_than_measured_is_trained_plainly(epochs: int, a
     model = GPT(256, 16, 128, 8, 2)
     expected = esper.estimate(model, tokens=20 * count_parameters(model), epochs=epochs)
     assert (expected.advice, expected.grow_at is None) == (advice, advice != "grow")
-    assert ("repeats its data 6 times" in expected.reason) == (epochs == 6)
+    assert ("training takes 6 epochs" in expected.reason) == (epochs == 6)
 
 
 @pytest.mark.parametrize(("width", "limit"), [(32, "below 1,000,000"), (384, "above 10,000,000")])

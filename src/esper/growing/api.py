@@ -369,9 +369,7 @@ def _progress_bar(
     status = TextColumn("{task.fields[status]}")
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), status, TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not shown) as progress:
-        task = progress.add_task(title, total=epochs, status="")
-
-        told = time.monotonic()
+        task, told = progress.add_task(title, total=epochs, status=""), time.monotonic()
 
         def update(observation: Observation) -> None:
             nonlocal told

@@ -30,7 +30,7 @@ class Law:
     saves: float = 0.0  # targets per parameter
     deviation: float = 0.0  # of the measured shares of FLOPs from the law
     useful_sizes: tuple[float, float] = (0.0, math.inf)  # parameters: elsewhere it was behind in some runs
-    epochs: float = math.inf  # over which targets may repeat: what more of them do was not measured
+    epochs: float = math.inf  # passes over the data: with more of them growth was not measured
     most: float = 0.0  # targets per parameter: with more, plain training is level or ahead; 0: always
     first: float = 0.0  # targets per parameter for half of the blocks, in FLOPs of the whole model
 
@@ -107,7 +107,7 @@ class Estimate:
         seen = f"training sees {self.per_parameter:.2g} {law.targets} for each parameter of {self.name}"
         least, most = law.useful_sizes
         if self.advice == "do not grow" and self.epochs > law.epochs:
-            return f"training repeats its data {self.epochs:g} times; growth was measured for {law.epochs:g}"
+            return f"training takes {self.epochs:g} epochs; growth was measured for at most {law.epochs:g}"
         if self.advice == "do not grow" and self.per_parameter <= law.most:
             limit = f"below {least:,.0f}" if self.parameters < least else f"above {most:,.0f}"
             return (
@@ -185,8 +185,7 @@ def estimate(
     targets = samples * epochs if samples is not None else tokens or 0.0
     if not 0 < targets < math.inf:
         raise UserError(f"training sees {targets:g} tokens or samples; give a number above 0")
-    convolves = any(parameter.ndim > 2 for parameter in model.parameters())
-    forward = math.nan if convolves else 2.0 * count_parameters(model)
+    forward = math.nan if any(p.ndim > 2 for p in model.parameters()) else 2.0 * count_parameters(model)
     if example is not None:
         values = example.values() if isinstance(example, Mapping) else example
         shapes = [value.numel() for value in values if isinstance(value, Tensor)]

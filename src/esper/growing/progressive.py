@@ -178,14 +178,15 @@ class Progressive:
         the shape of their input, an optimizer that lacks parameters of blocks, and a scheduler with too few
         steps.
         """
-        fractions = (grow_at,) if isinstance(grow_at, float | int | str) else tuple(grow_at)
+        several = isinstance(grow_at, Sequence) and not isinstance(grow_at, str)
+        fractions: tuple[Any, ...] = tuple(grow_at) if several else (grow_at,)
         _check_options(total_steps, start, fractions, order, rewarm, tied, scheduler)
         self.total_steps, self.steps_done, self.stage, self.order = total_steps, 0, 0, order
         self.rewarm, self.grown_at, self.tied = rewarm, 0, tied
         self.model = model = _unwrap(model)
         if tied and any(base.__name__ == "FSDPModule" for m in model.modules() for base in type(m).__mro__):
             raise UserError("fully_shard puts parameters in place at every pass; leave out tied=")
-        given = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+        given = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
         # accelerate puts an optimizer of its own, which has no hooks, around the one that steps.
         self.optimizers = tuple(getattr(each, "optimizer", each) for each in given)
         self._rate_hooks: list[Any] = []
@@ -194,7 +195,7 @@ class Progressive:
         self._tie_hooks: list[Any] = []
         # To untie blocks is one more stage, with the same blocks active.
         ends = fractions if tied is None else (*fractions, tied)
-        self.grow_steps = tuple(round(fraction * total_steps) for fraction in ends)
+        self.grow_steps: tuple[int, ...] = tuple(round(fraction * total_steps) for fraction in ends)
         found = find_blocks(model)
         self.lists = drop_nested(found if example is None else _keep_skippable(model, found, example))
         if self.blocks < FEWEST_BLOCKS:
@@ -398,7 +399,7 @@ class Progressive:
 def _check_options(
     total_steps: int,
     start: float,
-    grow_at: tuple[float, ...],
+    grow_at: tuple[Any, ...],
     order: str,
     rewarm: int,
     tied: float | None,
@@ -409,8 +410,8 @@ def _check_options(
         raise UserError(f"total_steps is {total_steps}; give the number of optimizer steps, at least 1")
     if not 0 < start <= 1:
         raise UserError(f"start is {start}; give the share of blocks that is active at first, above 0")
-    inside = {each for each in grow_at if isinstance(each, int | float) and 0 < each < 1}
-    if not grow_at or list(grow_at) != sorted(inside):
+    numbers = not any(isinstance(each, str) for each in grow_at)
+    if not numbers or not grow_at or list(grow_at) != sorted({each for each in grow_at if 0 < each < 1}):
         raise UserError(f"grow_at is {grow_at}; give rising fractions of total_steps between 0 and 1")
     if order not in ("interleaved", "stacked"):
         raise UserError(f"order is {order!r}; allowed are 'interleaved' and 'stacked'")

@@ -67,7 +67,7 @@ class Grown:
     topology: str
     epoch: int  # whose weights the model ended with, from 1 on
     asked: int = 0  # epochs that were asked for; 0 where it is not known
-    plain_epochs: int = 0  # of plain training for the same purpose: fewer where growth may cost as much
+    plain_epochs: int = 0  # that plain training would take; `equal_compute` asks for more than these
     folded: tuple[str, ...] = ()  # seeds that became part of the model on the way, in words
     # By slot, how its clone or widening changes the model, and how many parameters that adds.
     widened: Mapping[int, tuple[str, int]] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class Grown:
                 kind = f"{item.blueprint} ({item.module}), {size}, {item.blend}"
                 lines.append(f"+ after {item.slot}: {kind}, {removed}: {item.summary}")
         lines += [f"+ {line}" for line in self.folded]
-        ending = "all blocks are there" if self._skipped_blocks else "nothing was added"
+        ending = "nothing was added" + (": these are all of its blocks" if self._skipped_blocks else "")
         ending = f"= {self.parameters:,} parameters" if self.added or self.folded else ending
         return "\n".join([*lines, ending])
 

@@ -32,6 +32,9 @@ class CausalAttention(nn.Module):
         super().__init__()
         self.heads = heads
 
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}"
+
     def forward(self, qkv: Tensor) -> Tensor:
         split = qkv.unflatten(-1, (QKV, self.heads, -1)).movedim(-3, 0)  # [3, ..., T, heads, D / heads]
         query, key, value = split.transpose(-3, -2)  # each [..., heads, T, D / heads]
