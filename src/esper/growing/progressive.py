@@ -178,8 +178,7 @@ class Progressive:
         the shape of their input, an optimizer that lacks parameters of blocks, and a scheduler with too few
         steps.
         """
-        several = isinstance(grow_at, Sequence) and not isinstance(grow_at, str)
-        fractions: tuple[Any, ...] = tuple(grow_at) if several else (grow_at,)
+        fractions: tuple[Any, ...] = tuple(grow_at) if isinstance(grow_at, list | tuple) else (grow_at,)
         _check_options(total_steps, start, fractions, order, rewarm, tied, scheduler)
         self.total_steps, self.steps_done, self.stage, self.order = total_steps, 0, 0, order
         self.rewarm, self.grown_at, self.tied = rewarm, 0, tied
