@@ -258,20 +258,21 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
             f"{f'test {np.mean(tested):.4f}  ' if tested else ''}{sum(same[0]['steps'])} steps  "
             f"{gpt.peta(mean['flops'])}  {mean['seconds']:.1f} s  n={len(same)}"
         )
-    by_seed: dict[tuple[float, str], dict[int, dict[str, Any]]] = defaultdict(dict)
+    by_seed: dict[tuple[tuple[float, float], str], dict[int, dict[str, Any]]] = defaultdict(dict)
     for run in runs:
         if run["seed"]:
-            by_seed[run["budget"], run["name"]][run["seed"]] = run
+            schedule = run["budget"], run.get("warmup", Arm.warmup)
+            by_seed[schedule, run["name"]][run["seed"]] = run
     loss = "test" if all(run["test"] is not None for run in runs if run["seed"]) else "validation"
     lines += ["", f"differences in {loss} loss and in seconds, paired by seed, with 95 % intervals"]
-    for (budget, grown), (other_budget, other) in product(by_seed, by_seed):
-        if budget != other_budget or "→" not in grown or "→" in other:
+    for (schedule, grown), (other_schedule, other) in product(by_seed, by_seed):
+        if schedule != other_schedule or "→" not in grown or "→" in other:
             continue
-        ours, theirs = by_seed[budget, grown], by_seed[budget, other]
+        ours, theirs = by_seed[schedule, grown], by_seed[schedule, other]
         both = sorted(ours.keys() & theirs.keys())
         change = "{:+.4f} ± {:.4f}".format(*paired_difference(ours, theirs, both, loss))
         clock = "{:+.1f} ± {:.1f} s".format(*paired_difference(ours, theirs, both, "seconds"))
-        lines.append(f"{gpt.peta(budget):>5}  {grown} minus {other}: {change}, {clock}, n={len(both)}")
+        lines.append(f"{gpt.peta(schedule[0]):>5}  {grown} minus {other}: {change}, {clock}, n={len(both)}")
     return "\n".join(lines)
 
 
