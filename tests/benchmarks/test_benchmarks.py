@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import progressive, textbook
+from benchmarks import members, progressive, roofline, textbook
 from benchmarks.common import line_of, read_results
 from benchmarks.hot_paths import features_by_slot, main, masks_preallocated
 from benchmarks.population import Result
@@ -97,3 +97,18 @@ def test_the_models_take_the_data_they_are_named_after(name: str) -> None:
     shape = {"digits": (1, 8, 8), "letter": (16,), "mnist1d": (1, 40)}[data]
     classes = {"digits": 10, "letter": 26, "mnist1d": 10}[data]
     assert make()(torch.zeros(2, *shape)).shape == (2, classes)
+
+
+def test_a_step_is_judged_by_products_and_by_the_memory_that_adamw_moves() -> None:
+    measurement = members.Measurement("tiny", "float32", torch.device("cpu"), repeats=1)
+    measurement.rate = 1e9
+    bound = roofline.bounds(measurement, 3, bytes_per_second=1e6)
+    assert bound.products == pytest.approx(3e3 * measurement.flops / 1e9)
+    assert bound.update == pytest.approx(3e3 * measurement.parameters * 24 / 1e6)
+    assert bound.share == pytest.approx(bound.products / bound.update)
+    assert bound.products < bound.update
+    first, second, *kernels = roofline.report(measurement, 3, 1e6, top=2).splitlines()
+    assert first.startswith(f"3 × tiny of {measurement.parameters} parameters")
+    assert second.endswith(f"at most {bound.share:.2f}")
+    assert [line.count("launches") for line in kernels] == [1, 1, 1]
+    assert kernels[2].endswith("other kernels")
