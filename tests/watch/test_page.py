@@ -388,6 +388,7 @@ def test_runs_are_laid_over_each_other_with_their_settings(tab: Any, served: Ser
 def test_members_are_shown_by_controller_sorted_filtered_and_picked(tab: Any, served: Served) -> None:
     visit = Visit(tab, served.address, "runs=contest&view=members")
     hint = "document.querySelector('.wall .hint').textContent"
+    size = "document.querySelector('.wall canvas').getBoundingClientRect().height"
     for key, name in (("", "tamiyo"), (",", "static"), (".", "tamiyo")):
         if key:
             visit.press(key)
@@ -397,6 +398,10 @@ def test_members_are_shown_by_controller_sorted_filtered_and_picked(tab: Any, se
     visit.wait(f"() => {hint}.includes('24 in round 20')")
     visit.page.locator("#filter").select_option("ever:NORM")
     visit.wait(f"() => {hint}.includes(' of 24')")
+    visit.settle()
+    before = visit.ask(f"() => {size}")
+    visit.settle()
+    assert visit.ask(f"() => {size}") == before, "the wall stands still"
     visit.page.locator(".wall canvas").click(position={"x": 80, "y": 12})
     member = visit.page.locator(".member > header h2").inner_text()
     assert f"member={member.removeprefix('Member ')}" in visit.ask("() => location.hash")
