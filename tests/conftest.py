@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import pytest
+
+MANY = 100  # modules: so many more make the collections that some libraries ask for dear
+frozen_modules = 0
+
+
+def freeze() -> None:
+    """What was imported stays: the garbage collector need not look through it again and again."""
+    global frozen_modules
+    frozen_modules = len(sys.modules)
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -13,7 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: the garbage collector need not look through it again and again."""
     gc.collect()
-    gc.freeze()
+    freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+def pytest_runtest_teardown() -> None:
+    if len(sys.modules) > frozen_modules + MANY:
+        freeze()

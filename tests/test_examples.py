@@ -22,7 +22,9 @@ FEW = 512  # windows of text: 8 batches
 
 
 def grow_into(module: Any) -> bool:
-    grown = module.main(epochs=1, samples=208, batch_size=2)  # a growth needs 100 steps
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.growing.live.FEWEST_STEPS", 20)
+        grown = module.main(epochs=1, samples=48, batch_size=2)
     return "blocks train for the first" in grown.report() and grown.baseline and Path("gpt.pt").exists()
 
 

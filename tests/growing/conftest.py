@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor
 
+from esper.growing import live
 from esper.simic import ending
 from esper.simic.bodies import BlockScores
 
@@ -28,3 +29,9 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures and archives take longer than the growth."""
     monkeypatch.setattr("esper.growing.folder.save_archive", lambda *_: None)
     monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grow into models in fewer steps than are worth it, where the number of steps is not the claim."""
+    monkeypatch.setattr(live, "FEWEST_STEPS", 20)

@@ -153,6 +153,7 @@ def test_tokens_are_rows_of_whole_numbers(batch: Any, targets: torch.Tensor | No
     assert count_tokens(batch, targets) == tokens
 
 
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("times", [1, 3])
 def test_grow_follows_the_law_of_tokens(times: int) -> None:
     """At 20 tokens a parameter a GPT is grown into, at the time that the law says.
@@ -162,7 +163,7 @@ def test_grow_follows_the_law_of_tokens(times: int) -> None:
     torch.manual_seed(0)
     model, text = GPT(8, 64, 8, 4, 2), torch.randint(8, (1024, 65))
     parameters = count_parameters(model)
-    rows = 8 * round(20 * parameters / 64 / 8)
+    rows = 32 * round(20 * parameters / 64 / 32)
     data = text[torch.arange(times * rows) % 1024]
     grown = esper.grow(
         model,
@@ -170,12 +171,12 @@ def test_grow_follows_the_law_of_tokens(times: int) -> None:
         (text[:64, :-1], text[:64, 1:]),
         controller="into",
         epochs=1,
-        batch_size=8,
-        batches_per_epoch=rows // 8,
+        batch_size=32,
+        batches_per_epoch=rows // 32,
         progress=False,
     )
     share = TOKENS.grow_at(20, equal_compute=False)
     assert (
-        f"2 of 4 blocks train for the first {round(share * rows / 8):,} of {rows // 8:,} steps"
+        f"2 of 4 blocks train for the first {round(share * rows / 32):,} of {rows // 32:,} steps"
         in grown.remarks[0]
     )

@@ -900,12 +900,13 @@ def test_trainers_say_what_cannot_be(
 # ---- esper.grow ------------------------------------------------------------------------------------------
 
 DATA = (torch.randn(180, 4, generator=torch.Generator().manual_seed(1)), torch.arange(180) % 2)
-# 18 steps an epoch, growth in the third
-STEPS = {"epochs": 6, "batch_size": 8, "progress": False, "controller": "into"}
+# 4 steps an epoch, growth after the first of the second
+STEPS = {"epochs": 6, "batch_size": 36, "progress": False, "controller": "into"}
 
 
 def test_grow_returns_the_model_that_was_given_for_fewer_flops() -> None:
-    grown = esper.grow(make(8), DATA, baseline=True, **STEPS)  # type: ignore[arg-type]
+    # 108 steps: as many as a growth needs, which other tests of this section set lower.
+    grown = esper.grow(make(8), DATA, baseline=True, **{**STEPS, "batch_size": 8})
     assert grown.baseline is not None
     assert grown.baseline.record.num_steps == 5  # at the FLOPs of six epochs of growth
     fresh = make(8, seed=1)
@@ -929,6 +930,7 @@ def test_grow_returns_the_model_that_was_given_for_fewer_flops() -> None:
     torch.testing.assert_close(spent, torch.tensor(expected), rtol=1e-6, atol=0)
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_grow_spends_what_it_saves_on_more_epochs() -> None:
     grown = esper.grow(make(8), DATA, baseline=True, equal_compute=True, **STEPS)  # type: ignore[arg-type]
     plain = grown.baseline
@@ -938,7 +940,7 @@ def test_grow_spends_what_it_saves_on_more_epochs() -> None:
     assert float(grown.record.flops[0]) == pytest.approx(float(plain.record.flops[0]), rel=0.1)
 
 
-@pytest.mark.usefixtures("no_report")
+@pytest.mark.usefixtures("no_report", "few_steps")
 def test_grow_goes_on_from_every_epoch_to_the_same_bits(tmp_path: Any) -> None:
     """From before the growth, from the epoch of the growth and from after it."""
 
@@ -953,7 +955,7 @@ def test_grow_goes_on_from_every_epoch_to_the_same_bits(tmp_path: Any) -> None:
         assert len(resumed.seconds) == len(whole.seconds) == 6
 
 
-@pytest.mark.usefixtures("no_report")
+@pytest.mark.usefixtures("no_report", "few_steps")
 def test_metrics_of_a_growth_reach_tensorboard(tmp_path: Any) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     esper.grow(make(8), DATA, out=tmp_path / "run", sinks=["tensorboard"], **STEPS)  # type: ignore[arg-type]
@@ -963,13 +965,13 @@ def test_metrics_of_a_growth_reach_tensorboard(tmp_path: Any) -> None:
         esper.grow(make(8), DATA, sinks=["tensorboard"])
 
 
-@pytest.mark.usefixtures("no_report")
+@pytest.mark.usefixtures("no_report", "few_steps")
 @pytest.mark.parametrize(("changed", "steps"), [({"epochs": 8}, 8), ({"lr": 1e-3}, 6)])
 def test_a_resumed_growth_may_have_more_epochs_or_another_rate(
     tmp_path: Path, changed: dict[str, Any], steps: int
 ) -> None:
     def interrupt(numbers: dict[str, Any]) -> None:
-        if numbers["epoch"] == 4:  # it has grown in the third
+        if numbers["epoch"] == 4:  # it has grown in the second
             signal.raise_signal(signal.SIGINT)
 
     asked = {**STEPS, "out": tmp_path / "run"}
@@ -984,6 +986,7 @@ def test_a_resumed_growth_may_have_more_epochs_or_another_rate(
             esper.grow(make(8), DATA, resume=True, **asked)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_a_growth_that_ends_early_returns_all_blocks() -> None:
     def interrupt(numbers: dict[str, Any]) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -1009,12 +1012,16 @@ def train_plainly(model: nn.Module, epochs: int) -> esper.Grown:
         (nn.Sequential(shared(), nn.Linear(4, 2)), {}, "share layer.weight"),
         (nn.Sequential(Chained("odd"), nn.Linear(4, 2)), {}, "does not run while blocks"),
         (EIGHT, {"pretrained": True}, "loaded from a checkpoint"),
-        (EIGHT, {"epochs": 1}, "100 optimizer steps; there are 18"),
+        (EIGHT, {"epochs": 1}, "100 optimizer steps; there are 4"),
         (EIGHT, {"controller": "static"}, ""),
         (EIGHT, {"controller": None}, "growth was level with plain training or behind"),
     ],
 )
-def test_grow_trains_plainly_and_says_why(model: nn.Module, options: dict[str, Any], words: str) -> None:
+def test_grow_trains_plainly_and_says_why(
+    model: nn.Module, options: dict[str, Any], words: str, request: pytest.FixtureRequest
+) -> None:
+    if "epochs" not in options:
+        request.getfixturevalue("few_steps")
     grown = esper.grow(model, DATA, **{**STEPS, **options})
     plain = train_plainly(model, options.get("epochs", STEPS["epochs"]))
     assert same_weights(grown.model, plain.model)
@@ -1055,10 +1062,11 @@ class ConvBlock(nn.Module):
         return x + self.conv(torch.relu(x))
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_grow_grows_into_a_unet_and_trains_an_lstm_plainly() -> None:
     images = torch.randn(180, 1, 4, 4, generator=torch.Generator().manual_seed(2))
     grown = esper.grow(UNet(), (images, DATA[1]), **STEPS)  # type: ignore[arg-type]
-    assert "3 of 6 blocks train for the first 22 of 108 steps" in grown.report()
+    assert "3 of 6 blocks train for the first 5 of 24 steps" in grown.report()
     UNet().load_state_dict(grown.model.state_dict(), strict=True)
     lstm = esper.grow(LSTM(), (images.flatten(2), DATA[1]), **STEPS)  # type: ignore[arg-type]
     assert "it trains plainly: LSTM has 0 blocks of one class and shape in a row" in lstm.report()
