@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -32,3 +34,11 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown() -> None:
     if len(sys.modules) > frozen_modules + MANY:
         freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """Thousands of small files need not reach it, 4 ms each; other processes that tests start do wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # which fails for a closed file too
+        yield

@@ -123,7 +123,7 @@ def assert_same_states(ours: SlotStates, theirs: SlotStates) -> None:
             assert torch.equal(value, expected), f"{name}:\n{value}\n{expected}"
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(SEEDS, st.integers(1, 4), st.integers(1, 4))
 def test_engine_agrees_with_the_scalar_reference_field_by_field(seed: int, members: int, slots: int) -> None:
     for step in episode(seed, members, slots, steps=40):
@@ -192,7 +192,7 @@ def every_pair(states: SlotStates, evidence: SlotEvidence) -> tuple[SlotStates, 
     return states[member], Actions(choices), map_tensors(lambda tensor: tensor[member], evidence)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=7)
 @given(SEEDS, st.integers(1, 4), st.integers(1, 4))
 def test_mask_legality_is_executor_legality_on_reachable_states(seed: int, members: int, slots: int) -> None:
     config = LifecycleConfig(max_seeds=2)

@@ -51,7 +51,7 @@ def grown(preset: str, seed: int) -> tuple[Life, ForwardCosts]:
 LIVES = {"preset": st.sampled_from(sorted(HOST_PRESETS)), "seed": st.integers(0, 2**20)}
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(**LIVES, ablate=st.booleans())
 def test_work_costs_what_its_rows_cost(preset: str, seed: int, ablate: bool) -> None:
     """An epoch, what each network itself does, and births and folds that wait."""

@@ -160,7 +160,7 @@ def evidence_of(health: list[float], contribution: list[float]) -> SlotEvidence:
     )  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     stages=st.tuples(
         *[st.sampled_from([Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])] * 2

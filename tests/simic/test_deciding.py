@@ -78,7 +78,7 @@ def decided_slowly(scores: Tensor, seeds: int) -> set[int]:
     return left
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(0, 10_000), st.integers(1, 3), st.floats(0, 3))
 def test_seeds_are_decided_by_the_stated_test(seed: int, seeds: int, size: float) -> None:
     draw = torch.Generator().manual_seed(seed)
@@ -104,9 +104,10 @@ def noise(samples: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.randn(samples, 5, generator=draw), torch.randint(0, 3, (samples,), generator=draw)
 
 
-def test_on_labels_of_pure_noise_nothing_stays() -> None:
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 6), marks=pytest.mark.long)])
+def test_on_labels_of_pure_noise_nothing_stays(seeds: range) -> None:
     germinated = stayed = 0
-    for seed in range(4):
+    for seed in seeds:
         torch.manual_seed(seed)
         grown = esper.grow(
             models.small_mlp(),
@@ -122,7 +123,7 @@ def test_on_labels_of_pure_noise_nothing_stays() -> None:
         )
         germinated += int(grown.record.germinated.sum())
         stayed += int((grown.record.final_slots.stage == Stage.FOSSILIZED).sum())
-    assert germinated >= 4
+    assert germinated >= len(seeds)
     assert stayed == 0
 
 

@@ -34,6 +34,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     return load_config(preset="demo", overrides=SETTINGS)
 
 
+@pytest.mark.long
 def test_every_arm_is_run_on_every_table_and_read_again(
     config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ def test_ways_to_pay_follow_the_reference(gains: list[int], padding: int) -> Non
     assert sum(escrow) == level[-1] - min(level), "a dip that is made good is paid for"
 
 
+@pytest.mark.long
 def test_the_exam_is_run_and_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ from esper.watch.server import Library
 
 START = Position()
 examples = settings(
-    max_examples=35, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -83,6 +83,8 @@ def test_a_large_run_is_thinned_to_three_megabytes_in_two_seconds(tmp_path: Path
             begun = time.process_time()
             page = write_report(folder)
             took.append(time.process_time() - begun)
+            if took[-1] < 2:
+                break
     assert min(took) < 2
     assert page.stat().st_size < 3_000_000
     found = answers(page.read_text(encoding="utf-8"))
