@@ -260,8 +260,10 @@ SPREAD = """async () => {
 def test_a_run_is_followed_forward_and_back(tab: Any, tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         visit = Visit(tab, served.address, ready="false")
+        visit.wait("() => document.querySelector('#notes').textContent.includes('There is no run here yet')")
         with trained(tmp_path / "live", rounds=5, members=16) as live:
             visit.wait("() => document.querySelector('#rounds-done')?.textContent === '5 / 40'")
+            assert visit.ask("() => document.querySelector('#notes').textContent") == ""
             took = []
             for number in (6, 7, 8):  # the quickest counts: the machine may be busy with something else
                 add_round(live, number, members=16)

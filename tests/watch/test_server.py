@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
+from esper import cli
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import RoundSummary
 from esper.utils.errors import UserError
@@ -173,6 +174,23 @@ def test_the_commands_of_the_page_serve(command: str, folder: RunFolder) -> None
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
+
+
+def test_a_folder_without_runs_is_named_with_what_makes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_by = "'esper demo', 'esper train' and esper.grow(..., out='runs/mine') make a run"
+    monkeypatch.setattr("esper.watch.server.serve", lambda library, listener, ready: ready("http://here/"))
+    assert cli.run(["watch", str(tmp_path), "--port", "0"]) == 0
+    told = f"there is no run in {tmp_path} yet ({made_by}), and the page shows one when it appears; open http"
+    assert told in capsys.readouterr().out
+    assert cli.run(["watch", str(tmp_path / "missing"), "--port", "0"]) == 2
+    error = capsys.readouterr().err
+    assert f"there is no folder at {tmp_path / 'missing'}; " in error
+    assert made_by in error
+    trained(tmp_path / "mine", rounds=1, of=1, members=2).close()
+    assert cli.run(["watch", str(tmp_path), "--port", "0"]) == 0
+    assert "watching 1 run; open http://here/" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("host", ["no such host", "192.0.2.1"])

@@ -31,14 +31,16 @@ def watch(
     """
     for package in ("starlette", "uvicorn"):
         require(package, "watch", "the page")
-    from esper.watch.server import Library, open_socket, serve
+    from esper.watch.server import MADE_BY, Library, open_socket, serve
 
-    library = Library(runs or [Path("runs")])
+    folders = runs or [Path("runs")]
+    library = Library(folders)
 
     def ready(address: str) -> None:
-        typer.echo(
-            f"watching {common.plural(len(list(library.runs())), 'run')}; open {address} (Ctrl-C ends)"
-        )
+        found, places = len(library.runs()), " and ".join(map(str, folders))
+        waiting = f"there is no run in {places} yet ({MADE_BY}), and the page shows one when it appears"
+        said = f"watching {common.plural(found, 'run')}" if found else waiting
+        typer.echo(f"{said}; open {address} (Ctrl-C ends)")
 
     serve(library, open_socket(port, host), ready)
 

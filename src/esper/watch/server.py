@@ -46,6 +46,7 @@ from esper.watch.facts import facts, signature, state
 from esper.watch.reading import Position, read_new_lines, round_events
 
 ADDRESS = "127.0.0.1"
+MADE_BY = "'esper demo', 'esper train' and esper.grow(..., out='runs/mine') make a run"
 USUAL_PORT = 8642
 _MAX_DEPTH = 2  # how far below a given folder runs are listed_at for
 _MAX_RUNS = 500  # runs that are listed
@@ -72,9 +73,7 @@ class Library:
     def __init__(self, folders: Sequence[Path]) -> None:
         for folder in folders:
             if not folder.is_dir():
-                raise UserError(
-                    f"there is no folder at {folder}; give run folders, or a folder that holds some"
-                )
+                raise UserError(f"there is no folder at {folder}; give one that holds runs: {MADE_BY}")
         self._roots = list(dict.fromkeys(folder.resolve() for folder in folders))
 
     def runs(self) -> dict[str, Path]:

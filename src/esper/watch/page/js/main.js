@@ -118,6 +118,7 @@ function drawHeader({ runs, focus }) {
 }
 
 function problems(runs) {
+  if (!listed.length) return ["There is no run here yet: one that is begun in the folder appears by itself."];
   return runs.flatMap((run) => [
     ...(run.facts?.problems ?? []).map((text) => `${run.name}: ${text}`),
     ...run.unread.values(),
