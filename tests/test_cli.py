@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,14 @@ def test_every_help_page_has_an_example_that_names_its_command(
 ) -> None:
     assert cli.run([command, "--help"]) == 0
     assert f"Example: esper {command}" in capsys.readouterr().out
+
+
+def test_help_names_every_controller() -> None:
+    from esper.commands.common import CONTROLLER_HELP
+    from esper.controllers import CONTROLLER_NAMES
+
+    named = re.findall(r"\w+", CONTROLLER_HELP.partition(" (")[0])
+    assert sorted(named) == sorted((*CONTROLLER_NAMES, "and"))
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,10 +82,22 @@ def last(run: Path) -> Path:
         ),
         (["train", "--config", "nowhere.yaml"], "cannot read nowhere.yaml: no such file"),
         (["grow", "--controller", "tamyo"], "controller is 'tamyo'; did you mean 'tamiyo'?"),
-        (["grow", "--controller", "json:none"], "controller is 'json:none', which could not be made: "),
+        (
+            ["grow", "--controller", "json:none"],
+            "controller is 'json:none', and json has no function none; give",
+        ),
+        (
+            ["grow", "--controller", "heuristc:1"],
+            "No module named 'heuristc'; give FILE.py:FUNCTION or MODULE",
+        ),
+        (
+            ["grow", "--controller", "heuristc:1"],
+            "takes no arguments; allowed are tamiyo, tamiyo:greedy, rates",
+        ),
+        (["grow", "--controller", "into"], "controller is 'into'; allowed are tamiyo, tamiyo:greedy, rates"),
         (
             ["grow", "--controller", "builtins:dict"],
-            "controller is a dict without begin and decide; give one",
+            "controller is a dict without begin and decide; allowed are tamiyo",
         ),
         (["grow", "--controller", "static:3"], "static takes nothing after a colon"),
         (["grow", "--controller", "random:2"], "after the colon: a germination rate, as in random:0.1"),
@@ -117,16 +129,14 @@ def last(run: Path) -> Path:
         (["compare", "-C", "static,fixed:colour=3"], "'fixed:colour=3', and colour is not a setting"),
         (["compare", "-C", "static,fixed:width=4+width=5"], "options of the host, each once"),
         (["compare", "-C", "static,fixed:heads=3"], "the resnet host has no option 'heads'"),
-        (["compare", "-C", "static,,tamiyo"], "--controllers is 'static,,tamiyo'; give some of tamiyo"),
+        (["compare", "-C", "static,,tamiyo"], "--controllers is 'static,,tamiyo'; give one comma"),
         (["compare", "-C", "static,static"], "names static more than once"),
         (["grow", "-C", "schedule:clone@0.1x1000"], "1,000 seeds in a slot, and one takes at most 5"),
         # the user's own modules
         (["train", "-t", "wrong_syntax:task"], "wrong_syntax.py, line 2;"),
         (["train", "-t", "wrong_value:task"], "ValueError: boom at "),
-        (
-            ["train", "-t", "wrong_silent:task"],
-            "that function could not be called with a seed: RuntimeError at ",
-        ),
+        (["train", "-t", "wrong_silent:task"], "and it could not be called: RuntimeError at "),
+        (["train", "-t", "nowhere.py:task"], "the file nowhere.py does not exist; give FILE.py:FUNCTION"),
         (["train", "-t", "missing_module:task"], "No module named 'missing_module'"),
         (["train", "-t", "wrong_type:task"], "returned int"),
         # options that are settings

@@ -8,11 +8,12 @@ for rounds in make_trainer(config).run():
 from __future__ import annotations
 
 import hashlib
-import importlib
 import math
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -102,15 +103,33 @@ def check_host(task: Task, members: int, device: torch.device) -> None:
         )
 
 
-def import_function(name: str) -> Callable[..., Any]:
-    """Import MODULE:FUNCTION of the user; the module may be a file in the folder that they are in."""
-    module, _, function = name.partition(":")
-    # The console script does not put the current folder on the path, as `python -m` does.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    imported = importlib.import_module(module.removesuffix(".py").replace("/", "."))
-    made: Callable[..., Any] = getattr(imported, function)
-    return made
+def call_function(what: str, name: str, *args: Any) -> Any:
+    """Import MODULE:FUNCTION or FILE.py:FUNCTION of the user, call it and return what it returns.
+
+    Raises a UserError that says which `what` has that name, and why it could not be called.
+    """
+    module, _, function = name.rpartition(":")
+    path = Path(os.path.relpath(module or "."))
+    # What lies in the current folder or below it is imported from there, as by `python -m`.
+    folder = path.parent.resolve() if ".." in path.parts else Path.cwd()
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    parts = Path(str(path).removesuffix(".py")).parts
+    try:
+        if not module or not function:
+            raise UserError("that names no function")
+        if path.suffix == ".py" and not path.is_file():
+            raise UserError(f"the file {module} does not exist")
+        imported = import_module(".".join(parts[-1:] if ".." in parts else parts))
+        if not hasattr(imported, function):
+            raise UserError(f"{module} has no function {function}")
+        return getattr(imported, function)(*args)
+    except Exception as error:  # whatever the user's module raises
+        own = isinstance(error, UserError)
+        problem = str(error) if own else f"it could not be called: {with_place(error)}"
+        takes = "takes a seed" if args else "takes no arguments"
+        form = f"give FILE.py:FUNCTION or MODULE:FUNCTION, a function that {takes}"
+        raise UserError(f"{what} is {name!r}, and {problem}; {form}") from error
 
 
 def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:
@@ -125,14 +144,7 @@ def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:
         raise UserError(
             f"task is {name!r}; allowed are {', '.join(task_names())}, or MODULE:FUNCTION for one of your own"
         )
-    try:
-        made = import_function(name)(seed)
-    except Exception as error:  # whatever the user's module raises
-        raise UserError(
-            f"task is {name!r}, and that function could not be called with a seed: {with_place(error)}; give "
-            "a module that can be imported from here, and a function of it that takes the seed and returns a "
-            "Task"
-        ) from error
+    made = call_function("task", name, seed)
     tasks = [made] if isinstance(made, Task) else list(made) if isinstance(made, Sequence) else []
     if not tasks or not all(isinstance(task, Task) for task in tasks):
         raise UserError(f"task is {name!r}, and it returned {type(made).__name__}; return a Task or several")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from esper.builders import LEARNER, agent_schema, import_function, make_agent
+from esper.builders import LEARNER, agent_schema, call_function, make_agent
 from esper.config import HostConfig, RunConfig, saved_config
 from esper.population.hosts import HOST_PRESETS
 from esper.runs.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
@@ -24,11 +24,12 @@ from esper.tamiyo.rates import ReactiveRate
 from esper.tamiyo.schedule import BY_BUDGET, Schedule
 from esper.tamiyo.scripted import Heuristic, RandomLegal, Static
 from esper.utils.devices import own_device
-from esper.utils.errors import UserError, with_place
+from esper.utils.errors import UserError
 from esper.utils.rows import strip_prefix
 from esper.utils.settings import build
 
 PRETRAINED, RATES = "tamiyo", "rates"  # controllers of growth and of the learning rate that ship with esper
+INTO = "into"  # in `esper.grow`, in place of a controller
 SHIPPED = Path(__file__).parent / "pretrained"
 SIZE_OPTIONS = ("width", "hidden", "depth", "stages", "heads", "expansion")  # of a host
 AGENT_SETTINGS = ("seed", "policy", "ppo", "learner", "episode")  # what a trained controller is made from
@@ -74,7 +75,7 @@ CONTROLLER_NAMES = (PRETRAINED, RATES, *SCRIPTED)
 
 
 def describe() -> list[tuple[str, str]]:
-    """List everything that can be given as a controller on the command line, and what each is."""
+    """List everything that can be given as a controller, and what each is."""
     scripted = {
         name: f"{script.meaning}; after a colon: {script.argument}" if script.argument else script.meaning
         for name, script in SCRIPTED.items()
@@ -88,11 +89,17 @@ def describe() -> list[tuple[str, str]]:
         ("a checkpoint", "the controller in that file"),
         ("MODULE:FUNCTION", "one of your own, which the function or class returns when it is called"),
         (
-            f"{FIXED}OPTIONS",
-            "compare only: a host of another size that never grows, at equal FLOPs, as in "
-            f"{FIXED}hidden=16+depth=2",
+            f"{FIXED}OPTIONS (compare)",
+            f"a host of another size that never grows, at equal FLOPs, as in {FIXED}hidden=16+depth=2",
         ),
+        (f"{INTO} (esper.grow)", "grow into the model also where that is not expected to pay"),
+        ("an object (esper.grow)", "anything with begin(info) and decide(observation, masks, step)"),
     ]
+
+
+def allowed_names() -> str:
+    """Return what can be given as a controller, for an error message."""
+    return f"allowed are {', '.join(name for name, _ in describe())}; 'esper controllers' describes them"
 
 
 def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Controller:
@@ -110,7 +117,11 @@ def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Co
     if name not in SCRIPTED:
         plain = name_or_path.removesuffix(GREEDY)
         if text and plain == name_or_path and not Path(plain).exists():
-            return _import_controller(plain)
+            try:
+                made = call_function("controller", plain)
+            except UserError as error:
+                raise UserError(f"{error}; {allowed_names()}") from error
+            return make_controller(made, torch.device("cpu"))
         return load_learned(find_checkpoint(plain), device, plain != name_or_path or plain == RATES)
     script = SCRIPTED[name]
     if not text:
@@ -125,28 +136,14 @@ def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Co
         ) from None
 
 
-def _import_controller(name: str) -> Controller:
-    try:
-        made = import_function(name)()
-    except Exception as error:  # whatever the user's module raises
-        raise UserError(
-            f"controller is {name!r}, which could not be made: {with_place(error)}; give one of "
-            f"{', '.join(CONTROLLER_NAMES)}, or MODULE:FUNCTION of a function without arguments"
-        ) from error
-    return make_controller(made, torch.device("cpu"))
-
-
 def make_controller(given: str | Controller, device: torch.device) -> Controller:
     """Load a controller by name, run folder or checkpoint, or check and return a given object."""
     if isinstance(given, str):
         return load_controller(given, device)
     missing = [name for name in ("begin", "decide") if not callable(getattr(given, name, None))]
     if missing:
-        raise UserError(
-            f"controller is a {type(given).__name__} without {' and '.join(missing)}; give one of "
-            f"{', '.join(CONTROLLER_NAMES)}, or an object with begin(scene) and decide(observation, masks, "
-            "step)"
-        )
+        lacks = f"controller is a {type(given).__name__} without {' and '.join(missing)}"
+        raise UserError(f"{lacks}; {allowed_names()}")
     return given
 
 
@@ -155,16 +152,13 @@ def find_checkpoint(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if name_or_path in (PRETRAINED, RATES):
         return SHIPPED / f"{name_or_path}.safetensors"
-    if path.is_dir():
+    if path.is_dir() and name_or_path:
         return CheckpointStore(RunFolder.read(path).checkpoints_path).last
     if path.is_file():
         return path
-    near = difflib.get_close_matches(name_or_path, CONTROLLER_NAMES, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UserError(
-        f"controller is {name_or_path!r}; {hint}allowed are {', '.join(CONTROLLER_NAMES)}, "
-        "the folder of a run, or a checkpoint"
-    )
+    near = difflib.get_close_matches(name_or_path.lower(), (*CONTROLLER_NAMES, INTO), n=1)
+    hint = f"did you mean {near[0]!r}? " if near and near[0] != name_or_path else ""
+    raise UserError(f"controller is {name_or_path!r}; {hint}{allowed_names()}")
 
 
 def load_learned(
@@ -321,10 +315,7 @@ def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
     """
     named = [part.strip() for part in text.split(",")]
     if not all(named):
-        raise UserError(
-            f"--controllers is {text!r}; give some of {', '.join(CONTROLLER_NAMES)}, run folders and "
-            f"{FIXED}OPTIONS, with one comma between two of them"
-        )
+        raise UserError(f"--controllers is {text!r}; give one comma between two of them; {allowed_names()}")
     twice = sorted({part for part in named if named.count(part) > 1})
     if twice:
         raise UserError(f"--controllers names {', '.join(twice)} more than once; name each arm once")

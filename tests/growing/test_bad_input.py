@@ -88,8 +88,12 @@ CASES: dict[str, dict[str, Any]] = {
     "end the model with one output for each class": {"val": [(X, TEXT)]},
     "the targets run from 0 to 2, but the model has 2 outputs": {"model": models.small_mlp(2)},
     "in a mlp allowed are NORM, LORA": {"blueprints": ["CONV_LIGHT"], **HEURISTIC},
-    "controller is 'gardener'; .*allowed are tamiyo": {"controller": "gardener"},
-    "without begin and decide": {"controller": object()},
+    r"controller is 'gardener'; allowed are tamiyo, .*, into \(esper.grow\), an object": {
+        "controller": "gardener"
+    },
+    "controller is 'INTO'; did you mean 'into'": {"controller": "INTO"},
+    "controller is ''; allowed are tamiyo": {"controller": ""},
+    "without begin and decide; allowed are tamiyo, .*, into": {"controller": object()},
     "no setting 'learning_rate'; allowed are loss": {"learning_rate": 1.0},
     "validation_batch has no effect in esper.grow; allowed are loss": {"validation_batch": 8},
     "lr is -1.0; it should be greater than 0": {"lr": -1.0},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 import esper
 from benchmarks.textbook import GPT
+from esper import cli
 from esper.cli import app
 from esper.growing.criterion import count_tokens
 from esper.growing.estimate import SAMPLES, TOKENS, count_parameters
@@ -107,25 +110,84 @@ def test_with_one_label_a_sample_nothing_grows(per_parameter: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"tokens": 1.0, "samples": 1.0}, {"tokens": 0.0}, {"samples": float("inf")}]
+    ("options", "said"),
+    [
+        ({}, "neither tokens nor samples are given; give --tokens N .* and --samples N"),
+        (
+            {"tokens": 1.0, "samples": 1.0},
+            "both tokens and samples are given; give --tokens N .* --samples N",
+        ),
+        ({"tokens": 0.0}, "tokens is 0.0; give a number above 0"),
+        ({"samples": float("inf")}, "samples is inf; give a number above 0"),
+        ({"tokens": "many"}, "tokens is 'many'; give a number above 0"),
+        ({"tokens": 1.0, "epochs": 0}, "epochs is 0; give a number above 0"),
+        ({"tokens": 1.0, "model": 3}, "the model is a int; give an nn.Module"),
+    ],
 )
-def test_what_cannot_be_estimated_is_said(options: dict[str, float]) -> None:
-    with pytest.raises(UserError, match="give "):
-        esper.estimate(nn.Linear(2, 2), **options)
+def test_what_cannot_be_estimated_is_said(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        esper.estimate(**{"model": nn.Linear(2, 2), **options})
 
 
-def test_the_command_reads_a_file_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+OWN_FILE = """from tests.growing.test_progressive import make
+def build(): return make(8)
+def boom(): raise KeyError("boom")
+def given(x): return x
+three, x = lambda: 3, 3
+"""
+
+
+# A file of the name of a module of Python is the user's, and so is one outside of the current folder.
+@pytest.mark.parametrize("file", ["estimated_model.py", "nturl2path.py", "below/estimated.py", "../above.py"])
+def test_the_command_reads_a_file_of_the_user(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path(file).write_text(OWN_FILE)
+    for name in (file, str(Path(file).resolve())):
+        done = CliRunner().invoke(app, ["estimate", f"{name}:build", "--tokens", "1e4"])
+        assert done.exit_code == 0, done.output
+        assert "Sequential: 254 parameters without embeddings, 8 equal blocks" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("none.py:build", "the model is 'none.py:build', and the file none.py does not exist; give FILE.py:"),
+        (
+            "none:build",
+            "could not be called: No module named 'none'; give FILE.py:FUNCTION or MODULE:FUNCTION",
+        ),
+        ("estimated_wrong.py", "and that names no function; give FILE.py:FUNCTION"),
+        ("estimated_wrong.py:", "and that names no function; give FILE.py:FUNCTION"),
+        (":build", "and that names no function; give FILE.py:FUNCTION"),
+        ("estimated_wrong.py:four", "and estimated_wrong.py has no function four; give FILE.py:FUNCTION"),
+        (
+            "estimated_wrong.py:boom",
+            "it could not be called: KeyError: 'boom' at {file}, line 3; give FILE.py:",
+        ),
+        (
+            "estimated_wrong.py:given",
+            "missing 1 required positional argument: 'x'; give .* takes no arguments",
+        ),
+        ("estimated_wrong.py:x", "'int' object is not callable; give FILE.py:FUNCTION"),
+        ("estimated_wrong.py:three", "the model is a int; give an nn.Module"),
+    ],
+)
+def test_a_model_that_cannot_be_made_is_one_sentence(
+    named: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "estimated_model.py").write_text(
-        "from tests.growing.test_progressive import make\ndef build(): return make(8)\nthree = lambda: 3\n"
-    )
-    run = CliRunner().invoke
-    done = run(app, ["estimate", "estimated_model.py:build", "--tokens", "1e4"])
-    assert done.exit_code == 0, done.output
-    assert "Sequential: 254 parameters without embeddings, 8 equal blocks" in done.stdout
-    for wrong, words in {"three": "returned a int", "four": "has no attribute 'four'"}.items():
-        with pytest.raises(UserError, match=words):
-            run(app, ["estimate", f"estimated_model:{wrong}", "--tokens", "1"], catch_exceptions=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "estimated_wrong.py"
+    file.write_text(OWN_FILE)
+    monkeypatch.delitem(sys.modules, "estimated_wrong", raising=False)
+    assert cli.run(["estimate", named, "--tokens", "1"]) == 2
+    told = capsys.readouterr().err
+    assert re.search(said.format(file=re.escape(str(file))), told), told
+    assert told.count("\n") == 1
 
 
 IDS = torch.arange(6).reshape(2, 3)

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from esper.commands import common
-from esper.utils.errors import UserError, with_place
 
 # The packages of each extra, by the names that pip knows.
 EXTRAS: dict[str, tuple[str, ...]] = {
@@ -62,7 +61,7 @@ def tasks() -> None:
 
 
 def estimate(
-    model: Annotated[str, typer.Argument(help="model.py:make or MODULE:make; returns a module")],
+    model: Annotated[str, typer.Argument(help="model.py:make or MODULE:make, which returns an nn.Module")],
     tokens: Annotated[float | None, typer.Option(help="of a language model, over all epochs")] = None,
     samples: Annotated[float | None, typer.Option(help="training samples, each with one label")] = None,
     epochs: Annotated[float, typer.Option(help="how often training sees its data")] = 1,
@@ -71,20 +70,10 @@ def estimate(
 
     By a law that was fitted to measured runs; it says where a model lies outside of them.
     """
-    from torch import nn
-
-    from esper.builders import import_function
+    from esper.builders import call_function
     from esper.growing import estimate as growth
 
-    try:
-        made = import_function(model)()
-    except Exception as error:  # whatever the user's module raises
-        raise UserError(
-            f"{model} could not be called ({with_place(error)}); give MODULE:FUNCTION of a function without "
-            "arguments, in a module that can be imported from here"
-        ) from error
-    if not isinstance(made, nn.Module):
-        raise UserError(f"{model} returned a {type(made).__name__}; return an nn.Module")
+    made = call_function("the model", model)
     print(growth.estimate(made, tokens=tokens, samples=samples, epochs=epochs))
 
 

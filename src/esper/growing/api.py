@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, distributed, nn
 
+from esper.controllers import INTO
 from esper.growing.criterion import UserStep
 from esper.growing.data import GeneratorStates, first_batch, make_loaders, seeded_generators, split_batch
 from esper.growing.folder import GrowFolder
@@ -31,7 +32,6 @@ from esper.growing.live import LiveEnvironment, LivePopulation
 from esper.growing.result import GROWN, Grown
 from esper.growing.settings import (
     BEYOND,
-    INTO,
     STATIC,
     GrowSettings,
     UserController,

@@ -178,13 +178,21 @@ def estimate(
     example: the arguments of the model for one sample, a tuple or a dict, to count FLOPs; without it they
         are 6 for each parameter and token, or sample, and not known of convolutions
 
-    Raises a UserError where neither or both of tokens and samples are given.
+    Raises a UserError for what is no module, where neither or both of tokens and samples are given, and for
+    numbers that are not above 0.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"the model is a {type(model).__name__}; give an nn.Module")
     if (tokens is None) == (samples is None):
-        raise UserError("give tokens, of a language model, or else samples and epochs")
+        given = "neither tokens nor samples are" if tokens is None else "both tokens and samples are"
+        raise UserError(
+            f"{given} given; give --tokens N (tokens=N in Python) for a language model, and --samples N "
+            "(samples=N) for one label a sample"
+        )
+    for name, value in {"tokens": tokens, "samples": samples, "epochs": epochs}.items():
+        if value is not None and not (hasattr(value, "__float__") and 0 < float(value) < math.inf):
+            raise UserError(f"{name} is {value!r}; give a number above 0")
     targets = samples * epochs if samples is not None else tokens or 0.0
-    if not 0 < targets < math.inf:
-        raise UserError(f"training sees {targets:g} tokens or samples; give a number above 0")
     forward = math.nan if any(p.ndim > 2 for p in model.parameters()) else 2.0 * count_parameters(model)
     if example is not None:
         values = example.values() if isinstance(example, Mapping) else example

@@ -24,7 +24,6 @@ from esper.utils.settings import Config, describe_problem, with_new_spellings
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 BATCH_SIZE = 64  # where neither a setting nor a loader gives another
 STATIC = "static"  # the controller that never grows anything
-INTO = "into"  # in place of a controller: grow into the model, also where it is not expected to pay
 # What `beyond` stands for. By `benchmarks.when_to_grow`, at equal compute, doubling hidden units loses
 # 3.0 ± 2.8 points to plain training, and every other controller loses more.
 BEYOND = "schedule:widen_full@0.1"
