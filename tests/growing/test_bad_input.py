@@ -64,7 +64,13 @@ CASES: dict[str, dict[str, Any]] = {
     r"does not take the batches of train": {"train": [(X[:, :4], Y)]},
     "the targets run from 2 to 4, but the model has 3 outputs": {"train": [(X, Y % 3 + 2)]},
     "the loss of Sequential on the first batch of train is nan": {"train": [(X * torch.nan, Y)]},
-    "make_optimizer gives None": {"make_optimizer": lambda groups: None},
+    "make_optimizer gives None; it must return": {"make_optimizer": lambda groups: None},
+    r"make_optimizer raised an error \(.* takes 0 positional": {"make_optimizer": lambda: None},
+    r"make_optimizer raised an error \(ZeroDivisionError: .*bad_input.py": {
+        "make_optimizer": lambda groups: 1 / 0
+    },
+    "optimizer is 'adam'; it should be 'adamw' or 'sgd' .* by make_optimizer": {"optimizer": "adam"},
+    "optimizer is <class .*; it should be 'adamw' or 'sgd'": {"optimizer": torch.optim.Adam},
     "'MLPP' is no blueprint; name some of": {"blueprints": ["MLPP"]},
     "slots name '1' twice": {"slots": ["1", 1]},
     "loss is the class CrossEntropyLoss; give an instance of it": {"loss": nn.CrossEntropyLoss},

@@ -557,7 +557,24 @@ def shared() -> nn.Module:
         (make(), {"grow_at": 1.0}, "grow_at"),
         (make(), {"grow_at": 1.5}, "grow_at"),
         (make(), {"grow_at": (0.5, 36)}, "grow_at"),
-        (make(), {"grow_at": "0.3"}, "grow_at is \\('0.3',\\)"),
+        (make(), {"grow_at": "0.3"}, "grow_at is '0.3'; give a number"),
+        (make(), {"grow_at": [0.1, None]}, "grow_at is None; give a number"),
+        (make(), {"total_steps": "10"}, "total_steps is '10'; give a number"),
+        (make(), {"start": make()}, "start is Sequential"),
+        (
+            make(),
+            {"optimizer": "adam"},
+            "optimizer is 'adam'; give one of torch.optim that is made of model.",
+        ),
+        (make(), {"optimizer": torch.optim.Adam}, "optimizer is <class '.*Adam'>; give one of torch.optim"),
+        (make(), {"optimizer": None}, "optimizer is None; give one of torch.optim"),
+        (make(), {"optimizer": []}, r"optimizer is \[\]; give one of torch.optim"),
+        (
+            make(),
+            {"optimizer": torch.optim.SGD(make().parameters())},
+            "the optimizer does not have 1.0.norm",
+        ),
+        (make(), {"model": "model"}, "model is a str; give an nn.Module"),
         (make(), {"order": "odd"}, "'interleaved' and 'stacked'"),
         (make(), {"total_steps": 0}, "total_steps is 0"),
         (make(), {"rewarm": -1}, "rewarm is -1"),
@@ -569,9 +586,9 @@ def shared() -> nn.Module:
 def test_what_cannot_be_is_said_in_one_sentence(
     model: nn.Module, options: dict[str, Any], words: str
 ) -> None:
-    optimizer = torch.optim.AdamW(model.parameters())
+    given = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "total_steps": 10, **options}
     with pytest.raises(UserError, match=words):
-        Progressive(model, optimizer, **{"total_steps": 10, **options})
+        Progressive(**given)
 
 
 def test_what_growth_saves_is_not_known_without_an_example() -> None:

@@ -14,7 +14,7 @@ from esper.growing.slots import trainable_parameters
 from esper.growing.surgery.widening import GrownParameter, merge_units
 from esper.population.config import PopulationConfig
 from esper.population.optimizer import moment_scale, rate_share
-from esper.utils.errors import UserError
+from esper.utils.errors import UserError, with_place
 
 if TYPE_CHECKING:
     from esper.growing.live_model import Fold
@@ -37,7 +37,7 @@ class LiveOptimizer:
         if self.host and not any(id(p) in held for p in self.host):
             raise UserError(
                 f"the {type(self.inner).__name__} holds none of the {len(self.host)} parameters of the "
-                "model; give it model.parameters(), or the groups that make_optimizer is called with"
+                "model, which is a copy of yours; make it of the groups that make_optimizer is called with"
             )
         self.seeds: dict[int, list[nn.Parameter]] = {}  # by slot
         self._given_groups = [dict(group) for group in self.inner.param_groups]
@@ -47,12 +47,13 @@ class LiveOptimizer:
         nothing = nn.Parameter(torch.zeros(0))  # an optimizer of a frozen model waits for its seeds
         groups = self._groups(self.host or [nothing], config.host_lr)
         if settings.make_optimizer is not None:
-            made = settings.make_optimizer(groups)
+            must = "it must return an optimizer of torch over the groups that it is called with"
+            try:
+                made = settings.make_optimizer(groups)
+            except Exception as error:  # whatever the user's function raises
+                raise UserError(f"make_optimizer raised an error ({with_place(error)}); {must}") from error
             if not isinstance(made, Optimizer):
-                raise UserError(
-                    f"make_optimizer gives {made!r}; it must return an optimizer of torch.optim over the "
-                    "parameter groups that it is called with"
-                )
+                raise UserError(f"make_optimizer gives {made!r}; {must}")
             for group in made.param_groups:
                 group["peak"] = group["lr"]
             return made

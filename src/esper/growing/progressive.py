@@ -188,6 +188,9 @@ class Progressive:
         given = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
         # accelerate puts an optimizer of its own, which has no hooks, around the one that steps.
         self.optimizers = tuple(getattr(each, "optimizer", each) for each in given)
+        if not given or not all(isinstance(getattr(each, "param_groups", None), list) for each in given):
+            needs = "give one of torch.optim that is made of model.parameters(), or several"
+            raise UserError(f"optimizer is {' '.join(repr(optimizer).split())}; {needs}")
         self._rate_hooks: list[Any] = []
         self._rates: dict[torch.optim.Optimizer, list[Any]] = {}  # of optimizers whose rate is lowered now
         self._shared: list[tuple[nn.Module, str, nn.Parameter]] = []  # parameters that tied blocks had
@@ -405,12 +408,15 @@ def _check_options(
     scheduler: Any,
 ) -> None:
     """Raise a UserError for values that are not allowed."""
+    numbers = {"total_steps": total_steps, "start": start, "rewarm": rewarm, "tied": tied or 0}
+    for name, value in (*numbers.items(), *(("grow_at", each) for each in grow_at)):
+        if not hasattr(value, "__float__"):
+            raise UserError(f"{name} is {value!r}; give a number")
     if total_steps < 1:
         raise UserError(f"total_steps is {total_steps}; give the number of optimizer steps, at least 1")
     if not 0 < start <= 1:
         raise UserError(f"start is {start}; give the share of blocks that is active at first, above 0")
-    numbers = not any(isinstance(each, str) for each in grow_at)
-    if not numbers or not grow_at or list(grow_at) != sorted({each for each in grow_at if 0 < each < 1}):
+    if not grow_at or list(grow_at) != sorted({each for each in grow_at if 0 < each < 1}):
         raise UserError(f"grow_at is {grow_at}; give rising fractions of total_steps between 0 and 1")
     if order not in ("interleaved", "stacked"):
         raise UserError(f"order is {order!r}; allowed are 'interleaved' and 'stacked'")
@@ -425,6 +431,8 @@ def _check_options(
 
 def _unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside of DistributedDataParallel and torch.compile."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model is a {type(model).__name__}; give an nn.Module")
     if isinstance(model, DistributedDataParallel):
         # A block that is skipped has no gradients; without this DDP waits for them in the next step.
         if not model.find_unused_parameters:

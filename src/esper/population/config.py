@@ -20,7 +20,9 @@ class PopulationConfig(Config):
     validation_batch: int = Field(
         256, ge=1, description="validation samples that go through the network at once"
     )
-    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="the rule that moves every row")
+    optimizer: Literal["adamw", "sgd"] = Field(
+        "adamw", description="what moves the weights; esper.grow takes any other one by make_optimizer"
+    )
     host_lr: float = Field(3e-2, gt=0, description="peak learning rate of the host")
     seed_lr: float = Field(3e-2, gt=0, description="peak learning rate of a seed")
     weight_decay: float = Field(1e-2, ge=0, description="decoupled weight decay")
