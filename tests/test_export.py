@@ -75,7 +75,9 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(
     for words, problem in (
         (["export", str(population)], "no format is given; add --onnx or --pt2"),
         (["export", str(empty.path), "--pt2"], "holds no grown network; give a folder of 'esper grow'"),
+        (["export", str(empty.path)], "holds no grown network; give a folder of 'esper grow'"),
         (["export", str(tmp_path / "none"), "--pt2"], "there is no run folder at"),
+        (["export", str(tmp_path / "none")], "there is no run folder at"),
     ):
         assert cli.run(words) == 2
         assert problem in capsys.readouterr().err

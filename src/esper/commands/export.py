@@ -40,16 +40,15 @@ def export(
     from esper.runs.files import disk_errors, write_atomically
     from esper.runs.run_folder import RunFolder
 
-    if not onnx and not pt2:
-        raise UserError("no format is given; add --onnx or --pt2, or both")
-    folder, target = RunFolder.read(run), out or run / "export"
-    archive = run / "network.pt2"
+    folder, target, archive = RunFolder.read(run), out or run / "export", run / "network.pt2"
     if folder.network() is None:
         raise UserError(f"{run} holds no grown network; give a folder of 'esper grow' or esper.grow(out=)")
     if not archive.exists():
         raise UserError(
             f"{run} has no network.pt2, because torch.export failed; {run / 'network.md'} says why"
         )
+    if not onnx and not pt2:
+        raise UserError("no format is given; add --onnx or --pt2, or both")
     with disk_errors("write", target):
         target.mkdir(parents=True, exist_ok=True)
     program = torch.export.load(archive)
