@@ -124,6 +124,15 @@ def last(run: Path) -> Path:
         (["train", "-s", "lifecycle.block_blueprints=[]"], "block_blueprints is []; the list should have at"),
         (["train", *FLAT, "-s", "population.warmup=0.7"], "warmup is 0.7 and decay is 0.4"),
         (["train", *SPIRALS, "-s", "population.batch_size=5000"], "is 5000, and spirals has 1000 samples"),
+        (
+            ["train", "-p", "demo", "-t", "text"],
+            "the resmlp host takes numbers, which text does not have; leave",
+        ),
+        (["demo", "-s", "task=text"], "or choose a task of digits, mnist5000, mnist1d"),
+        (
+            ["grow", *SPIRALS, "-s", "host.preset=gpt"],
+            "the gpt host takes tokens, which spirals does not have",
+        ),
         # arms and controllers
         (["compare", "-C", "static,fixed:hidden=0"], "'fixed:hidden=0', and hidden is 0; it should be"),
         (["compare", "-C", "static,fixed:colour=3"], "'fixed:colour=3', and colour is not a setting"),

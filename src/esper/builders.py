@@ -29,7 +29,7 @@ from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.learner import Learner, make_policy
 from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.features import schema_hash
-from esper.tasks import HostSpec, Task, load_task, task_names
+from esper.tasks import HostSpec, Task, load_task, task_names, task_table
 from esper.utils.devices import choose_device, cpu_threads, memory_of
 from esper.utils.errors import UserError, with_place
 from esper.utils.gather import Gather
@@ -87,13 +87,17 @@ def make_specs(
 
 
 def check_host(task: Task, members: int, device: torch.device) -> None:
-    """Raise ValueError for a host that cannot be built, or of which so many do not fit into memory.
-
-    On the meta device shapes are computed and nothing is allocated, however large the host is.
-    """
-    # Counting parameters on the meta device takes no memory, so a host of any size can be refused.
+    """Raise ValueError for a host that cannot be built, or that the task or the memory does not fit."""
+    # On the meta device nothing is allocated, so a host of any size can be refused.
     with torch.device("meta"):
         host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
+    takes_tokens = host.topology == "transformer"
+    if takes_tokens == task.train.inputs.is_floating_point():
+        fitting = [row.name for row in task_table() if (row.topology == "transformer") == takes_tokens]
+        raise UserError(
+            f"the {task.host.preset} host takes {'tokens' if takes_tokens else 'numbers'}, which {task.name} "
+            f"does not have; leave out --preset and host.preset, or choose a task of {', '.join(fitting)}"
+        )
     needed, there = members * MIN_BYTES * host.num_parameters, memory_of(device)
     if needed > there:
         raise UserError(
