@@ -69,6 +69,7 @@ def test_advice_follows_from_tokens_per_parameter(tokens: float, advice: str, gr
     assert expected.flops == pytest.approx(6 * parameters * tokens * parameters)
     assert expected.saved == (TOKENS.saved(tokens) if grow_at else 0.0)
     assert f"{advice}: training sees" in str(expected)
+    assert len(repr(expected)) < 200
     assert "outside of what was measured" in str(expected)  # so few parameters were not
 
 

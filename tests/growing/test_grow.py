@@ -239,6 +239,10 @@ def test_a_baseline_is_the_model_without_growth_at_the_same_flops() -> None:
     model = models.small_mlp()
     grown = compared(model, models.table(), baseline=True)
     assert grown.baseline is not None
+    for shown in (repr(grown), str(grown.baseline), repr(grown.record), repr(grown.history[0])):
+        assert len(shown) < 200, shown
+        assert "\n" not in shown, shown
+    assert "<Grown: Sequential of " in repr(grown)
     epochs = grown.baseline.record.num_steps
     assert epochs > grown.record.num_steps, "growth has a price"
     alone = compared(model, models.table(), controller="static", epochs=epochs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -82,7 +82,7 @@ class Estimate:
     blocks: int  # that can be skipped
     targets: float  # that training sees, over all epochs
     flops: float  # of plain training; NaN where they are not known
-    law: Law
+    law: Law = field(repr=False)
     epochs: float = 1.0
 
     @property

@@ -59,8 +59,8 @@ class Addition:
 class Grown:
     """A grown model, and how it grew."""
 
-    model: nn.Module = field(repr=False)  # plain, in eval mode, on the CPU
-    record: EpisodeRecord = field(repr=False)  # of one member
+    model: nn.Module  # plain, in eval mode, on the CPU
+    record: EpisodeRecord  # of one member
     slot_names: tuple[str, ...]
     module_names: tuple[str, ...]  # what grew in a slot is called this in the plain model
     score_name: str
@@ -71,9 +71,14 @@ class Grown:
     folded: tuple[str, ...] = ()  # seeds that became part of the model on the way, in words
     # By slot, how its clone or widening changes the model, and how many parameters that adds.
     widened: Mapping[int, tuple[str, int]] = field(default_factory=dict)
-    baseline: Grown | None = field(default=None, repr=False)  # the same model without growth, if asked for
+    baseline: Grown | None = None  # the same model without growth, if asked for
     remarks: tuple[str, ...] = ()  # on what was asked for and is not there
     seconds: tuple[float, ...] = ()  # of each epoch with its validation
+
+    def __repr__(self) -> str:
+        score = f"validation {self.score_name} {float(self.record.accuracy[-1, 0]):.3f}"
+        what = f"{type(self.model).__name__} of {self.parameters:,} parameters"
+        return f"<Grown: {what}, {score} after {self.record.num_steps} epochs; report() says more>"
 
     @property
     def history(self) -> tuple[Epoch, ...]:

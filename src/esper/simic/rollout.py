@@ -28,7 +28,7 @@ _ONCE = ("seed_parameters", "gate_parameters", "members")  # arrays of a record 
 _AT_REST = {"succeeded": 1, "refused_by": int(Gate.NONE), "training_loss": np.nan, "measured_loss": np.nan}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # its arrays would fill a screen
 class EpisodeRecord:
     """One episode of N members with S slots over T steps, on the host.
 
