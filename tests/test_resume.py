@@ -93,7 +93,9 @@ def test_after_a_term_signal_and_lines_that_no_checkpoint_knows_a_run_goes_on(
     monkeypatch.setattr(GrowthEnvironment, "step", signalled)
     assert cli.run(["train", "--out", str(run), *sets(*SETTINGS)]) == 128 + signal.SIGTERM
     assert len(metrics(run)) == 2
-    assert f"stopped after round 2 of {ROUNDS}; go on with: esper resume {run}" in capsys.readouterr().out
+    assert (
+        f"stopped with 2 of {ROUNDS} rounds saved; go on with: esper resume {run}" in capsys.readouterr().out
+    )
     assert (run / "report.html").is_file()
     tear(run)  # what a kill may leave; that the writer is killed indeed is held in test_processes.py
     monkeypatch.setattr(GrowthEnvironment, "step", step)
@@ -131,7 +133,8 @@ def test_ctrl_c_is_answered_and_the_second_one_ends_at_once(
     assert "loading PyTorch and spirals" in loading
     assert "training on spirals" in first
     assert last.endswith(f"go on with: esper resume {run}")
-    assert err.index("finishing the round") < err.index("stopped at once")
+    told = f"finishing the round in flight (how long the first one takes is not known), to save it in {run}"
+    assert err.index(told) < err.index("stopped at once")
     assert "Traceback" not in err
     assert signal.getsignal(signal.SIGINT) is before
     assert TrainingRun.resume(run).trainer.rounds_done == 0

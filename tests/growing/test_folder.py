@@ -115,7 +115,7 @@ def test_a_growth_that_is_killed_anywhere_goes_on_to_the_same_bits(
 
 
 @pytest.mark.usefixtures("no_report")
-def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     uses_metrics, last = 0, 28
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -128,6 +128,9 @@ def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path: Path) -> None:
     settings = {"loss": loss, "epochs": 14}
     stopped = grow(tmp_path / "run", **settings)
     assert 0 < stopped.record.num_steps < 14
+    said = "stopping after this batch and a few validations: the model so far is returned, and "
+    kept = "has the epochs before this one, from which the same call with resume=True goes on; Ctrl-C again"
+    assert f"{said}{tmp_path / 'run'} {kept}" in capfd.readouterr().err
     assert "it ended before its 14 epochs were over" in stopped.report()
     assert isinstance(stopped.model(models.table()[0]), Tensor)
     assert (tmp_path / "run/network.safetensors").exists()
@@ -155,7 +158,7 @@ def test_the_folder_is_a_run_like_any_other(tmp_path: Path, capsys: pytest.Captu
     x = models.table()[0]
     torch.testing.assert_close(archive(x), grown.model(x))
     page = folder.report_path.read_text()
-    assert "The grown model reached a validation accuracy of" in page
+    assert "The model reached a validation accuracy of" in page
     assert (folder.settings()["task"], state(out)) == ("Sequential", "finished")
     assert {event["slot"] for event in folder.events_file} <= set(grown.slot_names)
     assert cli.run(["resume", str(out)]) == 2

@@ -1004,11 +1004,21 @@ def test_a_resumed_growth_may_have_more_epochs_or_another_rate(
 
 
 @pytest.mark.usefixtures("few_steps")
-def test_a_growth_that_ends_early_returns_all_blocks() -> None:
+def test_a_growth_that_ends_early_returns_all_blocks_and_does_not_claim_to_have_grown(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def interrupt(numbers: dict[str, Any]) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    grown = esper.grow(make(8), DATA, on_epoch=interrupt, **STEPS)  # type: ignore[arg-type]
+    grown = esper.grow(make(8), DATA, on_epoch=interrupt, out=tmp_path / "run", **STEPS)  # type: ignore[arg-type]
+    assert f"returned, and {tmp_path / 'run'} has the epochs before this one, from" in capfd.readouterr().err
+    assert not grown.grew
+    told = "it was stopped before its growth: 4 of 8 blocks were trained, and the others are copies of them"
+    page = (tmp_path / "run" / "network.md").read_text()
+    for text in (grown.report(), page, (tmp_path / "run" / "report.html").read_text()):
+        assert told in text
+        assert not re.search(r"(?i)fewer training FLOPs|A grown|it took|grown model|grown by", text)
+    assert [curve.name for curve in grown.curves()] == ["trained"]
     assert grown.record.num_steps == 1
     assert torch.equal(grown.model[1][0].layer.weight, grown.model[1][1].layer.weight)  # type: ignore[index]
     assert not any("forward" in vars(module) for module in grown.model.modules())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -188,8 +190,20 @@ def run_training(
     config, trainer, folder = run.config, run.trainer, run.folder
     for note in _notes(run):
         typer.echo(f"note: {note}", err=True)
-    page = None
-    with folder, StopRequest(notice_stop) as stop:
+    page, ends = None, [time.monotonic()]  # of rounds
+
+    def notice() -> None:
+        longest = max((end - begin for begin, end in pairwise(ends)), default=math.nan)
+        notice_stop(folder.path, max(ends[-1] + longest - time.monotonic(), 0.0))
+
+    def after_round(summary: RoundSummary) -> None:
+        ends.append(time.monotonic())
+        if show is not None:
+            show(summary)
+        elif not quiet:
+            typer.echo(round_lines(summary))
+
+    with folder, StopRequest(notice) as stop:
         if not quiet and show is None:
             device = trainer.environment.device
             where = f"{trainer.gather.size} × {device.type}" if trainer.gather.size > 1 else f"{device}"
@@ -198,15 +212,13 @@ def run_training(
                 f"{where}, {plural(config.rounds, 'round')}, in {folder.path}"
             )
         try:
-            run.run(stop, None if quiet else show or (lambda summary: typer.echo(round_lines(summary))))
+            run.run(stop, after_round)
             page = write_report(folder) if report or stop.requested else None
         except KeyboardInterrupt:
             typer.echo("stopped at once: the round in flight is not kept", err=True)
     if not run.finished:
-        typer.echo(
-            f"stopped after round {trainer.rounds_done} of {trainer.rounds}; "
-            f"go on with: esper resume {folder.path}"
-        )
+        saved = f"{trainer.rounds_done} of {plural(trainer.rounds, 'round')} saved"
+        typer.echo(f"stopped with {saved}; go on with: esper resume {folder.path}")
     if not quiet and show is None and trainer.rounds_done:
         typer.echo(learning_in_words(folder.metrics_file))
     if page is not None:

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,8 @@ def grow(
         FLOPs as `epochs` of the whole model.
     settings: those of `GrowSettings` and `PopulationConfig` (lr, batch_size, loss, metric, seed, device ...).
 
-    Ctrl-C ends the growth with what has grown so far; a second one stops at once. Raises a UserError, in one
-    sentence, for what cannot be done.
+    Ctrl-C returns the model so far, after the batch in flight and a few validations; a second one stops at
+    once. Raises a UserError, in one sentence, for what cannot be done.
     """
     flags = {"force": force, "pretrained": pretrained, "equal_compute": equal_compute}
     _check_arguments(epochs, step, {"resume": resume, "baseline": baseline, "beyond": beyond, **flags})
@@ -123,7 +124,13 @@ def grow(
         given = "resume is True" if resume else f"sinks are {list(chosen.sinks)}"
         raise UserError(f"{given}, and no folder is given; say where the growth is: out='runs/mine'")
     device = choose_device(chosen.device, kinds=ANY)
-    with StopRequest(_announce_end, (signal.SIGINT,)) as stop, seeded_generators(chosen.seed, device):
+    kept = "nothing is saved, since no out= is given"
+    if out is not None:
+        kept = f"{out} has the epochs before this one, from which the same call with resume=True goes on"
+    # In a signal handler: a buffered stream may be in the middle of a write.
+    said = f"the model so far is returned, and {kept}; Ctrl-C again stops at once\n"
+    notice = partial(os.write, 2, f"stopping after this batch and a few validations: {said}".encode())
+    with StopRequest(notice, (signal.SIGINT,)) as stop, seeded_generators(chosen.seed, device):
         # A baseline draws the same numbers: it reads the data in the same order from the same first weights.
         generators = GeneratorStates(device, (train, val))
         start = generators.state_dict()
@@ -158,11 +165,6 @@ def grow(
             if folder is not None:
                 folder.finish(grown, growth, not stop.requested)
             return grown
-
-
-def _announce_end() -> None:
-    """Answer Ctrl-C at once; called inside a signal handler."""
-    os.write(2, b"ending with what has grown so far; again to stop at once\n")
 
 
 class Growth:
@@ -284,6 +286,7 @@ class Growth:
                 "exploded; look for such values in the batches of train and in the loss, or lower lr"
             )
         # After Ctrl-C blocks may still be skipped, and the user's model has all of them.
+        grew = self.bodies.whole and self.bodies.progressive is not None
         if not self.bodies.whole:
             self._complete()
         self.ending.finish()
@@ -303,12 +306,16 @@ class Growth:
             widened=live.describe_growth(),
             remarks=tuple(self.remarks),
             seconds=tuple(self.seconds),
+            grew=grew or bool(self.episode.record().germinated.any()),
         )
 
     def _complete(self) -> None:
         """Activate all blocks of a model whose training ends before its growth, and measure it again."""
-        assert self.bodies.progressive is not None
-        self.bodies.progressive.complete()
+        grower = self.bodies.progressive
+        assert grower is not None
+        trained = f"it was stopped before its growth: {grower.active} of {grower.blocks} blocks were trained"
+        self.remarks = [f"{trained}, and the others are copies of them", *self.remarks[1:]]
+        grower.complete()
         self.bodies.forget_measurements()
         state = self.environment.state
         measured = self.bodies.run_validation(state.slots, ablate=False)

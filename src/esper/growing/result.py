@@ -74,11 +74,21 @@ class Grown:
     baseline: Grown | None = None  # the same model without growth, if asked for
     remarks: tuple[str, ...] = ()  # on what was asked for and is not there
     seconds: tuple[float, ...] = ()  # of each epoch with its validation
+    grew: bool = False  # whether a seed was planted, or skipped blocks began
 
     def __repr__(self) -> str:
         score = f"validation {self.score_name} {float(self.record.accuracy[-1, 0]):.3f}"
         what = f"{type(self.model).__name__} of {self.parameters:,} parameters"
-        return f"<Grown: {what}, {score} after {self.record.num_steps} epochs; report() says more>"
+        return f"<Grown: {what}, {score} after {self._epochs}; report() says more>"
+
+    @property
+    def _epochs(self) -> str:
+        return f"{self.record.num_steps} epoch{'s' * (self.record.num_steps != 1)}"
+
+    @property
+    def name(self) -> str:
+        """What the model is called beside its baseline."""
+        return GROWN if self.grew else "trained"
 
     @property
     def history(self) -> tuple[Epoch, ...]:
@@ -184,8 +194,8 @@ class Grown:
         planted, kept = int(record.germinated.sum()), len(self.added) + len(self.folded)
         rollbacks = int(record.panicked.sum())
         lines = [
-            f"validation {self.score_name} {first:.3f} → {last:.3f} in {record.num_steps} epochs, with the "
-            f"weights of epoch {self.epoch}"
+            f"validation {self.score_name} {first:.3f} → {last:.3f} in {self._epochs}, with the weights of "
+            f"epoch {self.epoch}"
         ]
         if planted:
             lines.append(f"seeds: {planted} planted, {kept} kept, {planted - kept} taken out again")
@@ -204,7 +214,9 @@ class Grown:
 
     def _time_saved(self) -> list[str]:
         """Say how long it took beside the whole model, where a part of its blocks was skipped at first."""
-        if not self._skipped_blocks or len(self.seconds) != len(self._whole):
+        # A run that was stopped early has nothing to be compared with.
+        stopped = self.record.num_steps < self.asked
+        if not self._skipped_blocks or stopped or len(self.seconds) != len(self._whole):
             return []
         took = f"it took {sum(self.seconds):.1f} s"
         if self.baseline is not None:
@@ -220,8 +232,8 @@ class Grown:
 
     @property
     def _skipped_blocks(self) -> bool:
-        """Whether a part of the model's blocks was skipped at first."""
-        return not self.record.germinated.any() and not self._whole.all()
+        """Whether a part of the model's blocks was skipped at first, and began later."""
+        return self.grew and not self.record.germinated.any()
 
     def _removed_at_end(self) -> list[str]:
         """Name the seeds of the last epoch, or of that of the weights, that were removed at the end."""
@@ -251,7 +263,9 @@ class Grown:
 
         figure = Figure(figsize=(10, 4), dpi=150, layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
-        runs = {GROWN: self} if self.baseline is None else {GROWN: self, "without growth": self.baseline}
+        runs = {self.name: self}
+        if self.baseline is not None:
+            runs["without growth"] = self.baseline
         for (name, run), line in zip(runs.items(), ("-", "--"), strict=False):
             score = run.record.accuracy[:, 0]
             left.plot(run.record.spent[:, 0], score, line, label=name)
@@ -264,7 +278,7 @@ class Grown:
 
     def curves(self) -> list[Curve]:
         """Return score and cost of the run, and of the baseline where there is one, epoch by epoch."""
-        own = self.curve_of(self.record, GROWN)
+        own = self.curve_of(self.record, self.name)
         return [own] if self.baseline is None else [own, self.curve_of(self.baseline.record, STATIC)]
 
     def verdicts(self) -> list[str]:

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from esper.runs.schema import NAN, RoundSummary
@@ -51,10 +52,19 @@ def learning_in_words(rounds: Iterable[Mapping[str, Any]]) -> str:
     return learning_verdict([NAN if mean is None else mean for mean, _ in lines])
 
 
-def notice_stop() -> None:
-    """Say after Ctrl-C that the round is being finished. Safe inside a signal handler."""
+def notice_stop(path: Path, seconds: float) -> None:
+    """Say after Ctrl-C what is finished, saved and lost. Safe inside a signal handler.
+
+    seconds: that the longest round so far would still take; NaN where none is over
+    """
+    left = (
+        "how long the first one takes is not known" if math.isnan(seconds) else f"about {duration(seconds)}"
+    )
+    said = (
+        f"finishing the round in flight ({left}), to save it in {path}; Ctrl-C again stops now, without it\n"
+    )
     # A buffered stream may be in the middle of a write when the signal comes.
-    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"finishing the round; again to stop now\n")
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, said.encode())
 
 
 def round_lines(summary: RoundSummary) -> str:

@@ -64,7 +64,7 @@ class StopRequest:
 
     def __init__(
         self,
-        notify: Callable[[], None] | None = None,
+        notify: Callable[[], object] | None = None,
         signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
     ) -> None:
         self.signal: signal.Signals | None = None

@@ -133,7 +133,7 @@ def _growth_verdict(growth: Growth) -> str:
     first, last = grown.parameters[0], grown.parameters[-1]
     began = f"; it began with {first:,}" if first != last else ", as many as it began with"
     score = f"{growth.score_name} of {number(grown.score[-1], '.3f')}"
-    return f"The grown model reached a validation {score} with {last:,} parameters{began}."
+    return f"The model reached a validation {score} with {last:,} parameters{began}."
 
 
 def comparison_verdicts(results: Comparison) -> list[str]:

@@ -78,7 +78,7 @@ function verdict({ mean, ci, quantity }) {
 // A growing model beside the same one without growth and a wider one, at equal compute.
 function drawGrowth(run) {
   const { curves, model, controller, score_name, verdicts } = run.growth;
-  const shown = panel(`${model} in ${run.name}`, `grown by ${controller}; validation ${score_name}`);
+  const shown = panel(`${model} in ${run.name}`, `controller ${controller}; validation ${score_name}`);
   shown.body.append(
     table(
       ["model", score_name, "parameters", "training FLOPs", "epochs"],
