@@ -28,6 +28,7 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import RandomLegal
+from esper.utils.devices import cpu_threads
 from esper.utils.errors import UserError
 from tests.controllers import Scheduled
 from tests.growing import models
@@ -213,6 +214,27 @@ def test_a_model_without_counted_operations_grows_and_has_a_baseline() -> None:
     assert grown.baseline is not None
     assert grown.baseline.record.num_steps > 3  # seeds cost operations
     assert grown.record.flops[0] > 0
+
+
+@pytest.mark.parametrize("chosen", [None, "a number", "OMP_NUM_THREADS", "threads"])
+def test_a_small_model_takes_one_thread_unless_the_user_chose(
+    chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[int] = set()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.add(torch.get_num_threads())
+        return F.cross_entropy(outputs, targets)
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if chosen == "OMP_NUM_THREADS":
+        monkeypatch.setenv(chosen, "2")
+    set_to = 61 if chosen == "a number" else torch.get_num_interop_threads()  # torch's own number
+    with cpu_threads(set_to):
+        options = {"threads": 3} if chosen == "threads" else {}
+        esper.grow(models.small_mlp(), models.table(), loss=loss, epochs=1, progress=False, **options)
+        assert torch.get_num_threads() == set_to
+    assert seen == {{None: 1, "threads": 3}.get(chosen, set_to)}
 
 
 # ---- a baseline ------------------------------------------------------------------------------------------

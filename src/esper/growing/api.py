@@ -141,16 +141,19 @@ def grow(
 
         controller = BEYOND if beyond and controller is None else controller
         into = isinstance(controller, str) and controller == INTO
-        growth = prepare(chosen, None if into else controller, epochs)
-        if into or controller is None:
-            growth.grow_into_model(epochs, pretrained, equal_compute, into)
+        with cpu_threads(chosen.threads or threads_for(0)):  # trial passes over a few samples
+            growth = prepare(chosen, None if into else controller, epochs)
+            if into or controller is None:
+                growth.grow_into_model(epochs, pretrained, equal_compute, into)
         folder = None
         if out is not None:
             asked: dict[str, Any] = {"slots": slots, "controller": growth.controller_name, "epochs": epochs}
             asked |= {"step": step, "baseline": baseline, "seed": chosen.seed}
             asked |= {name: True for name, flag in flags.items() if flag} | settings
             folder = GrowFolder.begin(Path(out), resume, growth, model, (train, val), asked)
-        threads = chosen.threads or threads_for(growth.bodies.host_flops * growth.bodies.config.batch_size)
+        bodies = growth.bodies
+        size = getattr(bodies.train_loader, "batch_size", None) or bodies.config.batch_size
+        threads = chosen.threads or threads_for(bodies.host_flops * size)
         with cpu_threads(threads), nullcontext() if folder is None else folder.opened(chosen.sinks):
             grown = growth.run(stop, GROWN, folder)
             if baseline and not stop.requested and growth.controller_name == STATIC:

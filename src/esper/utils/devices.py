@@ -17,9 +17,9 @@ from esper.utils.launch import Launch
 
 ROWS = ("cpu", "cuda")  # device types that a population runs on
 ANY = (*ROWS, "mps")  # device types that one model of the user runs on
-# FLOPs of a forward pass below which a model counts as small. An estimate, no measured crossing point: two
-# threads were measured at 1e5 alone, where they took twice the CPU time of one.
-SMALL_PASS = 1e8
+# FLOPs of the forward pass of a batch below which a model counts as small. On two busy cores two threads took
+# 13 to 39 times as long as one for perceptrons and a GPT of 1e5 to 1.4e8, and 2 to 4 times above 2e8.
+SMALL_PASS = 2e8
 
 
 def choose_device(name: str, local_rank: int = 0, kinds: tuple[str, ...] = ROWS) -> torch.device:
@@ -84,9 +84,8 @@ def cpu_threads(count: int) -> Iterator[None]:
 def threads_for(flops: float) -> int:
     """Return the CPU threads for a model whose forward pass of a batch has so many FLOPs; 0: as they are set.
 
-    That is 1 for a small model, unless the user chose a number: a thread that waits for the other spins, and
-    on a busy machine two were ten times slower than one. A number that torch would choose by itself does not
-    count as chosen.
+    That is 1 for a small model, unless the user chose a number: a thread that waits for the other spins. A
+    number that torch would choose by itself does not count as chosen.
     """
     defaults = {torch.get_num_interop_threads(), os.cpu_count()}
     if hasattr(os, "sched_getaffinity"):
