@@ -52,19 +52,15 @@ def make_specs(
     unspent = {"budgets": config.budgets != ONE_BUDGET, "episode.flops": config.episode.flops is not None}
     if config.episode.clock == "steps" and any(unspent.values()):
         names = " and ".join(name for name, given in unspent.items() if given)
-        raise UserError(
-            f"episode.clock is steps, which spends no budget, and {names} is given; set "
-            f"episode.clock=compute, or leave {names} out"
-        )
+        unspendable = f"episode.clock is steps, which spends no budget, and {names} is given"
+        raise UserError(f"{unspendable}; set episode.clock=compute, or leave {names} out")
     device = device or choose_device(config.device)
     specs = []
     for name in config.task.split(TASK_SEPARATOR):
         tasks = [_with_host(task, config) for task in load_tasks(name.strip(), config.task_seed)]
         if config.population.batch_size > len(tasks[0].train):
-            raise UserError(
-                f"population.batch_size is {config.population.batch_size}, and {tasks[0].name} has "
-                f"{len(tasks[0].train)} samples to train on; make it smaller"
-            )
+            has = f"{tasks[0].name} has {len(tasks[0].train)} samples to train on; make it smaller"
+            raise UserError(f"population.batch_size is {config.population.batch_size}, and {has}")
         # Each process has its own share of the members in memory.
         check_host(tasks[0], config.members // Launch.of().size, device)
         specs.append(
@@ -145,9 +141,8 @@ def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:
     if name in task_names():
         return [load_task(name, seed)]
     if ":" not in name:
-        raise UserError(
-            f"task is {name!r}; allowed are {', '.join(task_names())}, or MODULE:FUNCTION for one of your own"
-        )
+        allowed = ", ".join(task_names())
+        raise UserError(f"task is {name!r}; allowed are {allowed}, or MODULE:FUNCTION for one of your own")
     made = call_function("task", name, seed)
     tasks = [made] if isinstance(made, Task) else list(made) if isinstance(made, Sequence) else []
     if not tasks or not all(isinstance(task, Task) for task in tasks):
@@ -178,10 +173,8 @@ def make_environment(
     if len(specs) > 1:
         raise UserError(f"task is {config.task!r}; several take turns in 'esper train' alone, give one")
     if config.budgets != ONE_BUDGET:
-        raise UserError(
-            f"budgets is {list(config.budgets)}; those are for 'esper train' alone, set episode.steps or "
-            "episode.flops instead"
-        )
+        alone = "those are for 'esper train' alone, set episode.steps or episode.flops"
+        raise UserError(f"budgets is {list(config.budgets)}; {alone}")
     return check_budgets(GrowthEnvironment(replace(specs[0], best_epoch=best_epoch)))
 
 

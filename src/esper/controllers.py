@@ -110,9 +110,7 @@ def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Co
     the user's own. Raises UserError for an unknown name.
     """
     if name_or_path.startswith(FIXED):
-        raise UserError(
-            f"controller is {name_or_path!r}; that is an arm of 'esper compare' and decides nothing"
-        )
+        raise UserError(f"controller is {name_or_path!r}; that is an arm of 'esper compare' alone")
     name, _, text = name_or_path.partition(":")
     if name not in SCRIPTED:
         plain = name_or_path.removesuffix(GREEDY)
@@ -131,9 +129,8 @@ def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Co
     try:
         return script.parse(text)
     except (ValueError, OverflowError) as error:
-        raise UserError(
-            f"controller is {name_or_path!r}; after the colon: {script.argument} ({error})"
-        ) from None
+        form = f"after the colon: {script.argument} ({error})"
+        raise UserError(f"controller is {name_or_path!r}; {form}") from None
 
 
 def make_controller(given: str | Controller, device: torch.device) -> Controller:
@@ -187,9 +184,7 @@ def checkpoint_config(checkpoint: Checkpoint, path: Path, only: Sequence[str] = 
     """Return the settings of the run that wrote a checkpoint: all, or `only` some and defaults otherwise."""
     config = checkpoint.record.get("config")
     if not isinstance(config, dict):
-        raise CheckpointError(
-            f"{path} holds no settings of a run; give a checkpoint that 'esper train' wrote"
-        )
+        raise CheckpointError(f"{path} holds no settings of a run; give a checkpoint of 'esper train'")
     try:
         return saved_config({key: config[key] for key in only or config if key in config})
     except UserError as error:
@@ -336,10 +331,8 @@ def _parse_fixed(name: str) -> Fixed:
     pairs = [part.partition("=") for part in name.removeprefix(FIXED).split("+")]
     options = {option: int(value) for option, _, value in pairs if option and value.isdecimal()}
     if len(options) < len(pairs):
-        raise UserError(
-            f"controller is {name!r}; after the colon: options of the host, each once, as in "
-            f"{FIXED}hidden=16+depth=2"
-        )
+        form = f"options of the host, each once, as in {FIXED}hidden=16+depth=2"
+        raise UserError(f"controller is {name!r}; after the colon: {form}")
     try:
         return Fixed(host=build(HostConfig, options).options())
     except UserError as error:

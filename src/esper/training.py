@@ -202,9 +202,8 @@ class TrainingRun:
             sink(round.summary)
         if telemetry.trajectories:
             parts = describe_host(self.trainer.environment.population)
-            self.folder.trajectories.write(
-                build_trajectories(round.record, parts, number), telemetry.trajectories
-            )
+            built = build_trajectories(round.record, parts, number)
+            self.folder.trajectories.write(built, telemetry.trajectories)
         specs = [shards[0].spec for shards in self.trainer.environments]
         record = {
             "config": self.config.model_dump(mode="json"),

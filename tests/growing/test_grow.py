@@ -193,7 +193,7 @@ def test_the_report_says_of_every_seed_that_it_was_taken_out_at_the_end(last_is_
     assert "nothing was added" in report
     ending = "took out the NORM after 1, which was not shown to help"
     if not last_is_best:
-        ending = "left out the NORM after 1, which epoch 1 did not have"
+        ending = "left out the NORM after 1, not there in epoch 1"
     assert report.splitlines()[-1] == f"at the end: {ending}"
 
 

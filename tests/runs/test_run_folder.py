@@ -72,7 +72,7 @@ def test_any_cut_of_the_file_leaves_its_whole_lines(
 def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
     with make(tmp_path / "run") as folder:
         (tmp_path / "run/metrics.jsonl").write_text('{"round":1}\n{"rou\n{"round":3}\n')
-        with pytest.raises(UserError, match=r"metrics\.jsonl is damaged in line 2"):
+        with pytest.raises(UserError, match=r"metrics\.jsonl is damaged: line 2"):
             list(folder.metrics_file)
 
 
@@ -80,7 +80,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     with make(tmp_path / "run") as first:
         assert first.in_use
         assert RunFolder.read(tmp_path / "run").in_use
-        with pytest.raises(UserError, match="another process is writing"):
+        with pytest.raises(UserError, match="another process writes"):
             RunFolder.open(tmp_path / "run")
     assert not RunFolder.read(tmp_path / "run").in_use
     RunFolder.open(tmp_path / "run").close()

@@ -40,18 +40,14 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", help="one setting, as key.path=value; repeatable: see 'esper config'"),
 ]
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="the folder to write; by default a new one in runs/")
-]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="the folder to write; by default one in runs/")]
 TaskName = Annotated[
     str | None, typer.Option("--task", "-t", help="the data set, with the preset of its name if there is one")
 ]
 Members = Annotated[
     int | None, typer.Option("--members", "-n", min=1, max=1_000_000, help="networks under each controller")
 ]
-Force = Annotated[
-    bool, typer.Option("--force", help="let controllers act outside of the conditions they were trained in")
-]
+Force = Annotated[bool, typer.Option("--force", help="let controllers act also where they were not trained")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="show nothing until the end")]
 

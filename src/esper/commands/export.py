@@ -44,9 +44,7 @@ def export(
     if folder.network() is None:
         raise UserError(f"{run} holds no grown network; give a folder of 'esper grow' or esper.grow(out=)")
     if not archive.exists():
-        raise UserError(
-            f"{run} has no network.pt2, because torch.export failed; {run / 'network.md'} says why"
-        )
+        raise UserError(f"{run} has no network.pt2, because torch.export failed; network.md there says why")
     if not onnx and not pt2:
         raise UserError("no format is given; add --onnx or --pt2, or both")
     with disk_errors("write", target):

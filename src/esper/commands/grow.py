@@ -71,9 +71,8 @@ def run(
         runs = run_arms(environment, arms, settings, folder, "growing", quiet)
         best = GrownMember.best(environment, runs[-1], runs[0])
         best.save(folder.path)
-        folder.trajectories.write(
-            build_trajectories(runs[-1].record, describe_host(environment.population), 0)
-        )
+        parts = describe_host(environment.population)
+        folder.trajectories.write(build_trajectories(runs[-1].record, parts, 0))
         folder.replace_events(episode_events(runs[-1].record, 0))  # an earlier attempt may have left its own
         # last but for the report: 'esper resume' takes it for the end of the run
         folder.write(as_comparison(environment, runs, remarks))

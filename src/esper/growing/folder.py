@@ -76,9 +76,7 @@ class GrowFolder:
         if resume and (out / "config.yaml").exists():
             folder = RunFolder.read(out)
             if not folder.from_python:
-                raise UserError(
-                    f"{out} holds a run of 'esper {folder.kind}', not of {CALL}; choose another folder"
-                )
+                raise UserError(f"{out} holds a run of 'esper {folder.kind}', not of {CALL}; choose another")
             before = folder.settings()
             # All checks come before `open`, which repairs and locks: a refusal leaves the folder as it was.
             folder.check_settings(before, config, (*MAY_CHANGE, *MAY_DIFFER))
@@ -90,9 +88,8 @@ class GrowFolder:
                 opened.write_config(text)
             return cls(opened, begun)
         request = {"call": CALL, "controller": begun.controller}
-        return cls(
-            RunFolder.create(out, kind="grow", request=request, config=text, seed=asked["seed"]), begun
-        )
+        seed = asked["seed"]
+        return cls(RunFolder.create(out, kind="grow", request=request, config=text, seed=seed), begun)
 
     @contextmanager
     def opened(self, sinks: Sequence[str]) -> Iterator[None]:
@@ -113,15 +110,11 @@ class GrowFolder:
             again = {key: saved.tensors[str(_current_name(key))].clone() for key in saved.record["repeated"]}
             run.load_state_dict(saved.tensors | again)
         except (ValueError, KeyError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{path} does not fit this model ({error}); give the model and data that {self.folder.path} "
-                "was begun with"
-            ) from None
+            give = f"give the model and data that {self.folder.path} was begun with"
+            raise CheckpointError(f"{path} does not fit this model ({error}); {give}") from None
         if run.epochs_done > run.environment.steps:
-            raise UserError(
-                f"epochs is {run.environment.steps}, and {run.epochs_done} are over in {self.folder.path}; "
-                "give at least as many"
-            )
+            over = f"{run.epochs_done} are over in {self.folder.path}; give at least as many"
+            raise UserError(f"epochs is {run.environment.steps}, and {over}")
         run.seconds = list(saved.record.get("epochs", ()))
         if name == GROWN:
             self._seconds = float(saved.record["seconds"])

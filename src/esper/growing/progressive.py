@@ -27,7 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import lr_scheduler
+from torch.optim import Optimizer, lr_scheduler
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -146,7 +146,7 @@ class Progressive:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        optimizer: Optimizer | Sequence[Optimizer],
         total_steps: int,
         *,
         start: float = 0.5,
@@ -192,7 +192,7 @@ class Progressive:
             needs = "give one of torch.optim that is made of model.parameters(), or several"
             raise UserError(f"optimizer is {' '.join(repr(optimizer).split())}; {needs}")
         self._rate_hooks: list[Any] = []
-        self._rates: dict[torch.optim.Optimizer, list[Any]] = {}  # of optimizers whose rate is lowered now
+        self._rates: dict[Optimizer, list[Any]] = {}  # of optimizers whose rate is lowered now
         self._shared: list[tuple[nn.Module, str, nn.Parameter]] = []  # parameters that tied blocks had
         self._tie_hooks: list[Any] = []
         # To untie blocks is one more stage, with the same blocks active.
@@ -322,7 +322,7 @@ class Progressive:
                 self._rate_hooks.append(each.register_step_pre_hook(self._lower_rates))
                 self._rate_hooks.append(each.register_step_post_hook(self._restore_rates))
 
-    def _lower_rates(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _lower_rates(self, optimizer: Optimizer, *_: Any) -> None:
         # Schedulers compute the next rate from the present one, so that it is lower within the step alone.
         share = (self.steps_done - self.grown_at + 1) / (self.rewarm + 1)
         # The hooks of an optimizer whose `step` calls that of its base class run twice.
@@ -330,7 +330,7 @@ class Progressive:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * share
 
-    def _restore_rates(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _restore_rates(self, optimizer: Optimizer, *_: Any) -> None:
         for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, ()), strict=False):
             group["lr"] = rate
 
@@ -444,9 +444,7 @@ def _unwrap(model: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def copy_block(
-    source: nn.Module, target: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
-) -> None:
+def copy_block(source: nn.Module, target: nn.Module, optimizers: Sequence[Optimizer] = ()) -> None:
     """Copy weights, buffers and optimizer state of one block to another of the same shapes."""
     for new, old in zip(target.buffers(), source.buffers(), strict=True):
         new.copy_(old)
@@ -455,7 +453,7 @@ def copy_block(
 
 
 @torch.no_grad()
-def copy_parameter(source: Tensor, target: Tensor, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def copy_parameter(source: Tensor, target: Tensor, optimizers: Sequence[Optimizer]) -> None:
     """Copy a parameter and its optimizer state to another of the same shape."""
     target.copy_(source)
     for optimizer in (each for each in optimizers if source in each.state):
@@ -572,7 +570,5 @@ def _same_blocks(model: nn.Module, lists: Sequence[BlockList]) -> list[BlockList
     prefix = next((p for p in ("", "module.") if p + lists[0].names[0] in modules), None)
     if prefix is None:
         raise UserError(f"{type(model).__name__} in also= has no module {lists[0].names[0]}; give a copy")
-    return [
-        BlockList(each.names, tuple(modules[prefix + name] for name in each.names), each.skip)
-        for each in lists
-    ]
+    same = [tuple(modules[prefix + name] for name in each.names) for each in lists]
+    return [BlockList(each.names, blocks, each.skip) for each, blocks in zip(lists, same, strict=True)]

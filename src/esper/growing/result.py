@@ -251,9 +251,7 @@ class Grown:
             if chosen is not None:
                 lines.append(f"at the end: took out the {chosen} after {name}, which was not shown to help")
             elif last is not None:
-                lines.append(
-                    f"at the end: left out the {last} after {name}, which epoch {self.epoch} did not have"
-                )
+                lines.append(f"at the end: left out the {last} after {name}, not there in epoch {self.epoch}")
         return lines
 
     def plot(self) -> Figure:
@@ -314,10 +312,8 @@ def save_archive(model: nn.Module, sample: Tensor | Sequence[Tensor], path: Path
     inputs = (sample,) if isinstance(sample, Tensor) else tuple(sample)
     for given in inputs:
         if given.ndim < 1 or given.shape[0] < 2:
-            raise UserError(
-                f"sample has shape {list(given.shape)}; give a batch of at least 2 inputs, so that the batch "
-                "size stays free"
-            )
+            give = "give a batch of at least 2 inputs, so that the batch size stays free"
+            raise UserError(f"sample has shape {list(given.shape)}; {give}")
     shapes = ({0: torch.export.Dim("batch", min=1)},) * len(inputs)
     program = torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
     torch.export.save(program, str(path))

@@ -22,11 +22,9 @@ from esper.utils.errors import UserError
 from esper.utils.settings import Config, describe_problem, with_new_spellings
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
+Function = Callable[..., Any] | None
 BATCH_SIZE = 64  # where neither a setting nor a loader gives another
 STATIC = "static"  # the controller that never grows anything
-# What `beyond` stands for. By `benchmarks.when_to_grow`, at equal compute, doubling hidden units loses
-# 3.0 ± 2.8 points to plain training, and every other controller loses more.
-BEYOND = "schedule:widen_full@0.1"
 NOT_TRAINED_FOR = (
     "{} does not act here, because it was trained on hosts of esper and not on models of your own; "
     "force=True lets it act all the same"
@@ -38,12 +36,8 @@ class GrowSettings(Config):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    loss: Callable[..., Any] | None = Field(
-        default=None, description="(outputs, targets) of a batch → one number to lower"
-    )
-    metric: Callable[..., Any] | None = Field(
-        default=None, description="(outputs, targets) of all validation samples → one number to raise"
-    )
+    loss: Function = Field(None, description="(outputs, targets) of a batch → one number to lower")
+    metric: Function = Field(None, description="the same of all validation samples → one number to raise")
     blueprints: tuple[str, ...] | None = Field(
         default=None, description="names of the blueprints that may grow; all that fit the model if left out"
     )
@@ -62,12 +56,8 @@ class GrowSettings(Config):
         default=None, description="the rules of growth; dwell times that fit the epochs if left out"
     )
     accumulate: int = Field(default=1, ge=1, description="batches that make one step of the optimizer")
-    make_optimizer: Callable[..., Any] | None = Field(
-        default=None, description="(parameter groups) → the optimizer to train with; AdamW if left out"
-    )
-    on_epoch: Callable[..., Any] | None = Field(
-        default=None, description="called after every epoch with the numbers of it, a dictionary"
-    )
+    make_optimizer: Function = Field(None, description="(parameter groups) → optimizer; AdamW if left out")
+    on_epoch: Function = Field(None, description="called after every epoch with its numbers, a dictionary")
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field(
         default=(), description="where metrics go beside the folder `out`"
     )
@@ -106,9 +96,7 @@ def check_settings(given: Mapping[str, Any]) -> GrowSettings:
     unknown = [name for name in checked.blueprints or () if name not in Blueprint.__members__]
     if unknown or checked.blueprints == ():
         problem = f"{unknown[0]!r} is no blueprint" if unknown else "blueprints is empty"
-        raise UserError(
-            f"{problem}; name some of {', '.join(Blueprint.__members__)}, or leave blueprints out"
-        )
+        raise UserError(f"{problem}; name some of {', '.join(Blueprint.__members__)}, or leave it out")
     if "decay" in training and training.get("schedule") != "flat":
         warnings.warn("decay is for schedule='flat' and changes nothing here", stacklevel=2)
     return checked

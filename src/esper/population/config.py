@@ -14,12 +14,8 @@ class PopulationConfig(Config):
 
     batch_size: int = Field(64, ge=1, description="samples in a minibatch of one member")
     batches_per_epoch: int = Field(4, ge=1, description="minibatches in a decision step")
-    validation_samples: int = Field(
-        512, ge=1, description="at most this many validation samples per measurement"
-    )
-    validation_batch: int = Field(
-        256, ge=1, description="validation samples that go through the network at once"
-    )
+    validation_samples: int = Field(512, ge=1, description="most validation samples of a measurement")
+    validation_batch: int = Field(256, ge=1, description="validation samples that run at once")
     optimizer: Literal["adamw", "sgd"] = Field(
         "adamw", description="what moves the weights; esper.grow takes any other one by make_optimizer"
     )
@@ -38,9 +34,7 @@ class PopulationConfig(Config):
     )
     warmup: float = Field(0.05, ge=0, lt=1, description="one_cycle, flat: share of the episode spent rising")
     decay: float = Field(0.4, ge=0, le=1, description="flat: share of the episode spent falling to 0")
-    rows_per_chunk: int = Field(
-        4096, ge=1, description="members that go through the network together: bounds memory"
-    )
+    rows_per_chunk: int = Field(4096, ge=1, description="members that run together: bounds memory")
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="of activations and products; weights, sums and the head stay in float32 (a GPU's own "
@@ -53,9 +47,7 @@ class PopulationConfig(Config):
     )
     widest: int = Field(2, ge=1, description="a block is widened to at most this many times its units")
     initial_weights: int = Field(1024, ge=1, description="how many different initial hosts a run draws from")
-    seed_weights: int = Field(
-        64, ge=1, description="how many different initial seeds of each blueprint a run draws from"
-    )
+    seed_weights: int = Field(64, ge=1, description="the same for the seeds of each blueprint")
 
     @model_validator(mode="after")
     def _rise_ends_before_fall(self) -> Self:

@@ -57,12 +57,8 @@ def notice_stop(path: Path, seconds: float) -> None:
 
     seconds: that the longest round so far would still take; NaN where none is over
     """
-    left = (
-        "how long the first one takes is not known" if math.isnan(seconds) else f"about {duration(seconds)}"
-    )
-    said = (
-        f"finishing the round in flight ({left}), to save it in {path}; Ctrl-C again stops now, without it\n"
-    )
+    left = "nobody knows how long the first takes" if math.isnan(seconds) else f"about {duration(seconds)}"
+    said = f"finishing the round in flight ({left}) to save it in {path}; again to stop now, without it\n"
     # A buffered stream may be in the middle of a write when the signal comes.
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, said.encode())
 

@@ -106,9 +106,7 @@ class JsonLines:
         for number, line in enumerate(self._whole_lines(), start=1):
             record = parse_line(line)
             if not isinstance(record, dict) or not isinstance(record.get("round"), int):
-                raise UserError(
-                    f"{self.path} is damaged in line {number}: it is no record of a round; remove it"
-                )
+                raise UserError(f"{self.path} is damaged: line {number} is no record of a round; remove it")
             yield record
 
     def repair(self) -> None:

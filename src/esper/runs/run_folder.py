@@ -286,9 +286,7 @@ class RunFolder:
             try:
                 self._lock.acquire(timeout=0)
             except Timeout:
-                raise UserError(
-                    f"another process is writing to {self.path}; wait for it, or stop it first"
-                ) from None
+                raise UserError(f"another process writes to {self.path}; wait for it, or stop it") from None
             except NotImplementedError:  # filelock: the file system has no flock, as some network disks
                 raise UserError(f"the disk of {self.path} knows no locks; choose another folder") from None
         for folder in (self.path, self.checkpoints_path, self.trajectories.path):

@@ -179,9 +179,8 @@ class Episode:
         )
         self.observation = environment.reset(episode, initial_slots, uses_metrics)
         members, slots, seed = environment.members, environment.num_slots, environment.spec.seed
-        controller.begin(
-            EpisodeInfo(members, slots, seed, environment.device, episode, environment.bodies.batches)
-        )
+        device, batches = environment.device, environment.bodies.batches
+        controller.begin(EpisodeInfo(members, slots, seed, device, episode, batches))
         self._seen, self._done = [_seen(environment)], list[dict[str, Tensor]]()
 
     def step(self) -> StepResult:
@@ -327,9 +326,8 @@ def evaluate_test(environment: GrowthEnvironment) -> TestResult:
     loss = torch.zeros(environment.num_members, dtype=torch.float64, device=environment.device)
     accuracy = torch.zeros_like(loss)
     for start in range(0, data.num_samples, size):
-        samples = MemberData(
-            data.inputs[:, start : start + size], data.targets[:, start : start + size], data.task_of
-        )
+        part = slice(start, start + size)
+        samples = MemberData(data.inputs[:, part], data.targets[:, part], data.task_of)
         measured = environment.population.validate(environment.slots, samples, ablate=False)
         loss += measured.loss.double() * samples.num_samples
         accuracy += measured.accuracy.double() * samples.num_samples

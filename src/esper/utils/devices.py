@@ -42,10 +42,8 @@ def choose_device(name: str, local_rank: int = 0, kinds: tuple[str, ...] = ROWS)
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError(f"device is {name!r}, and this torch sees no such device; choose cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device is {name!r}, and this torch sees {torch.cuda.device_count()} CUDA devices; "
-            "choose another device, or look with 'esper doctor'"
-        )
+        sees = f"this torch sees {torch.cuda.device_count()} CUDA devices"
+        raise UserError(f"device is {name!r}, and {sees}; choose another, or look with 'esper doctor'")
     return device
 
 

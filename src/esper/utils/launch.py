@@ -33,9 +33,7 @@ class Launch:
             "restarts": "TORCHELASTIC_RESTART_COUNT",
             "may_restart": "TORCHELASTIC_MAX_RESTARTS",
         }
-        return Launch(
-            **{field: int(environment[name]) for field, name in names.items() if name in environment}
-        )
+        return Launch(**{key: int(environment[name]) for key, name in names.items() if name in environment})
 
     def __str__(self) -> str:
         return f"process {self.rank} of {self.size} on {socket.gethostname()}"
