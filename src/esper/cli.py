@@ -22,18 +22,18 @@ from esper.utils.launch import Launch
 _USER_ERRORS = (ValueError, OSError, ImportError)
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError")  # by name: the second is torch's, which need not be loaded
 _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an example of it
+    (demo.demo, "esper demo --out runs/demo"),
+    (tables.estimate, "esper estimate model.py:make --tokens 2e9"),
+    (watch.watch, "esper watch runs/demo"),
+    (watch.report, "esper report runs/first"),
+    (export.export, "esper export runs/grown --onnx"),
     (train.train, "esper train --task digits --out runs/first"),
     (grow.grow, "esper grow --preset compute --controller schedule --members 4"),
     (compare.compare, "esper compare --preset compute --controllers static,schedule,tamiyo"),
-    (export.export, "esper export runs/grown --onnx"),
     (train.resume, "esper resume runs/first --set rounds=60"),
-    (demo.demo, "esper demo --out runs/demo"),
-    (watch.report, "esper report runs/first"),
-    (watch.watch, "esper watch runs/demo"),
-    (tables.config, "esper config --preset digits --set members=8"),
     (tables.tasks, "esper tasks"),
     (tables.controllers, "esper controllers"),
-    (tables.estimate, "esper estimate model.py:make --tokens 2e9"),
+    (tables.config, "esper config --preset digits --set members=8"),
     (tables.doctor, "esper doctor"),
 )
 
@@ -43,7 +43,8 @@ _MULTI_PROCESS = ("train", "resume")  # commands that several processes can do t
 
 app = typer.Typer(
     name="esper",
-    help="Train neural networks that grow, by a schedule or by a learned controller.",
+    help="Train neural networks that grow. A model of your own grows in Python: esper.grow(model, train); "
+    "train, grow and compare study growth with small networks of Esper's own.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )

@@ -34,7 +34,10 @@ CONTROLLER_HELP = (
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="a YAML file of settings")]
 Preset = Annotated[
-    str | None, typer.Option("--preset", "-p", help="compute, demo, digits, gpu, letter, mnist1d or text")
+    str | None,
+    typer.Option(
+        "--preset", "-p", help="settings by name: compute, demo, digits, gpu, letter, mnist1d, text"
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -45,7 +48,7 @@ TaskName = Annotated[
     str | None, typer.Option("--task", "-t", help="the data set, with the preset of its name if there is one")
 ]
 Members = Annotated[
-    int | None, typer.Option("--members", "-n", min=1, max=1_000_000, help="networks under each controller")
+    int | None, typer.Option("--members", "-n", min=1, max=1_000_000, help="networks for each controller")
 ]
 Force = Annotated[bool, typer.Option("--force", help="let controllers act also where they were not trained")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]

@@ -31,7 +31,7 @@ def grow(
     force: common.Force = False,
     quiet: common.Quiet = False,
 ) -> None:
-    """Grow networks on a task, and write the one that is best on the validation split.
+    """Grow networks of Esper's own on a task, and write the one that is best on the validation split.
 
     Seeds are planted at slots, between two layers of a network, and stay if they help. The same networks are
     also trained without any growth, and the report compares the two. It writes network.pt2, which torch alone

@@ -42,7 +42,7 @@ def controllers() -> None:
 
 
 def tasks() -> None:
-    """List the data sets that need no network, each with a host that is too small for it on purpose."""
+    """List the data sets that need no download, each with its host: a network too small for it on purpose."""
     from esper.tasks import task_table
 
     rows = [
@@ -62,13 +62,14 @@ def tasks() -> None:
 
 def estimate(
     model: Annotated[str, typer.Argument(help="model.py:make or MODULE:make, which returns an nn.Module")],
-    tokens: Annotated[float | None, typer.Option(help="of a language model, over all epochs")] = None,
-    samples: Annotated[float | None, typer.Option(help="training samples, each with one label")] = None,
+    tokens: Annotated[float | None, typer.Option(help="that a language model sees in all epochs")] = None,
+    samples: Annotated[float | None, typer.Option(help="of training data, with one label each")] = None,
     epochs: Annotated[float, typer.Option(help="how often training sees its data")] = 1,
 ) -> None:
     """Say whether growing into a model will pay, when to grow, and how much compute it saves.
 
-    By a law that was fitted to measured runs; it says where a model lies outside of them.
+    Give --tokens or --samples. It follows a law that was fitted to measured runs, and says where a model lies
+    outside of them.
     """
     from esper.builders import call_function
     from esper.growing import estimate as growth

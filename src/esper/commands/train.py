@@ -28,8 +28,8 @@ def train(
         bool,
         typer.Option(
             "--resume",
-            help="go on with the run in --out if there is one, for what starts commands again; settings that "
-            "differ from those of the run are refused, but for rounds, device and telemetry",
+            help="go on with the run in --out if there is one, for schedulers that repeat a command; of its "
+            "settings rounds, device and telemetry may differ",
         ),
     ] = False,
     device: common.Device = None,
