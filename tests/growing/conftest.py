@@ -32,6 +32,12 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def late_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grow late enough that it saves an epoch of six."""
+    monkeypatch.setattr(live, "GROW_AT", 0.2)
+
+
+@pytest.fixture
+def few_steps(late_growth: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grow into models in fewer steps than are worth it, where the number of steps is not the claim."""
     monkeypatch.setattr(live, "FEWEST_STEPS", 20)

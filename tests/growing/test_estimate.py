@@ -113,7 +113,7 @@ def test_with_one_label_a_sample_nothing_grows(per_parameter: float) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "neither tokens nor samples are given; give --tokens N .* and --samples N"),
+        ({}, "neither tokens nor samples are given; give --tokens N .* or --samples N"),
         (
             {"tokens": 1.0, "samples": 1.0},
             "both tokens and samples are given; give --tokens N .* --samples N",

@@ -921,6 +921,7 @@ DATA = (torch.randn(180, 4, generator=torch.Generator().manual_seed(1)), torch.a
 STEPS = {"epochs": 6, "batch_size": 36, "progress": False, "controller": "into"}
 
 
+@pytest.mark.usefixtures("late_growth")
 def test_grow_returns_the_model_that_was_given_for_fewer_flops() -> None:
     # 108 steps: as many as a growth needs, which other tests of this section set lower.
     grown = esper.grow(make(8), DATA, baseline=True, **{**STEPS, "batch_size": 8})
