@@ -12,7 +12,7 @@ study were tuned on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,8 +33,6 @@ from studies import command_line
 from studies.averaged import AveragedPopulation
 from studies.command_line import with_progress
 from studies.held_out import (
-    CONTROLLER,
-    FRESH,
     HELD_OUT,
     JUDGED,
     ORACLE,
@@ -53,19 +51,23 @@ from studies.held_out import (
     with_rates,
 )
 from studies.plain_loops import plain_accuracy, prodigy, range_test, schedule_free
-from studies.rates import Trained, train
+from studies.rates import CONTROLLER, FRESH, Trained, train
 
 MOMENTA = (0.0, 0.5, 0.8, 0.9)
 SCALES = tuple(2.0**k for k in range(-1, 6))  # of the usual rate
 POWERS = (2.0, 4.0, 8.0)  # of the average
 LAST = "last weights"
 # Parameters that are tried: those of the plain loop, and the momentum, or what an optimizer has for it.
-PLAIN = {
+PLAIN: dict[str, list[tuple[tuple[float, ...], float]]] = {
     "schedule-free AdamW": [((0.01 * 2.0**k,), beta) for beta in (0.7, 0.8, 0.9) for k in range(2, 6)],
     "Prodigy": [((1e-4, factor), beta) for beta in (0.5, 0.9) for factor in (4.0, 8.0, 16.0)],
 }
 DIVISORS = (3.0, 10.0, 30.0)  # of the range test, at the momentum of AdamW
-MAKERS = {"schedule-free AdamW": schedule_free, "Prodigy": prodigy, "range test": range_test}
+MAKERS: dict[str, Callable[..., Any]] = {
+    "schedule-free AdamW": schedule_free,
+    "Prodigy": prodigy,
+    "range test": range_test,
+}
 SCHEDULE_FREE, RETUNED = "schedule-free AdamW", "schedule-free AdamW, its momentum tuned"
 
 

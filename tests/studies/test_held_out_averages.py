@@ -68,7 +68,7 @@ def test_every_arm_is_run_on_every_table_and_read_again(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.lists(st.sampled_from("train keep edit".split()), min_size=3, max_size=3), max_size=12),
+    st.lists(st.lists(st.sampled_from(["train", "keep", "edit"]), min_size=3, max_size=3), max_size=12),
     st.sampled_from((0.0, 1.0, 4.0)),
     st.integers(0, 1000),
 )
