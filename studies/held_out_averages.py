@@ -274,6 +274,26 @@ def differences(found: Sequence[Mapping[str, float]], main: str) -> str:
     return "\n".join(lines)
 
 
+def contrasts(found: Sequence[Mapping[str, float]], main: str) -> str:
+    """Return what averages, momentum and decay are worth, and the main arm against opponents, with p."""
+    low, still = "low momentum: ", "no decay: "
+    both, tuned, usual = "low momentum, no decay: ", f"{STATIC} from {TUNED}", f"{CONTROLLER} from {USUAL}"
+    rule = f"{RULE} from {USUAL}"
+    pairs = [(f"{arm}, averaged", arm) for arm in (f"{STATIC} from {USUAL}", tuned, usual, rule)]
+    pairs += [(f"{still}{tuned}, averaged", tuned), (f"{low}{tuned}", tuned)]
+    pairs += [(f"{both}{tuned}, averaged", f"{low}{tuned}"), (f"{low}{usual}", usual)]
+    pairs += [(f"{both}{usual}, averaged", f"{low}{usual}"), (f"{both}{usual}, averaged", usual)]
+    pairs += [(f"{low}{CONTROLLER} from {TUNED}", f"{low}{tuned}")]
+    own = (main, f"{low}{CONTROLLER} from {TUNED}")
+    opponents = (SCHEDULE_FREE, RETUNED, "Prodigy, its momentum tuned", "range test, its momentum tuned")
+    pairs += [(arm, other) for arm in own for other in (*opponents, f"{both}{tuned}, averaged")]
+    lines = ["| arm | minus | points (p) |", "|---" * 3 + "|"]
+    for arm, other in pairs:
+        gain, p = over_tables([table[arm] - table[other] for table in found])
+        lines.append(f"| {arm} | {other} | {gain} ({p:.3f}) |")
+    return "\n".join(lines)
+
+
 def by_table(records: Records, main: str) -> str:
     """Return some arms on every table minus schedule-free AdamW with its momentum tuned."""
     shown = (SCHEDULE_FREE, f"low momentum: {STATIC} from {TUNED}", main)
@@ -296,10 +316,11 @@ def report(records: Records) -> str:
     made = [means_of(record) for record in records if "made" in record and "grid" not in record]
     own = [name for name in made[0] if f"{CONTROLLER} from {USUAL}" in name]
     main = max(own, key=lambda name: sum(means[name] for means in made))
-    parts += [f"{len(made)} shapes of fresh made tables", differences(made, main)]
+    parts += [f"{len(made)} shapes of fresh made tables", differences(made, main), contrasts(made, main)]
     if tables := merge(records):
         found = [means_of(record) for record in tables]
-        parts += [f"{len(found)} held-out tables", differences(found, main), by_table(tables, main)]
+        parts += [f"{len(found)} held-out tables", differences(found, main), contrasts(found, main)]
+        parts.append(by_table(tables, main))
     return "\n\n".join(parts)
 
 
