@@ -1,6 +1,6 @@
 """Is it the averaging of weights that puts schedule-free AdamW ahead on the held-out tables, or its momentum?
 
-    python -m studies.held_out_averages --out FILE         40 minutes of a core; extras data, searches, rates
+    python -m studies.held_out_averages --out FILE         45 minutes of a core; extras data, searches, rates
     python -m studies.held_out_averages --read OTHER FILE  the tables; OTHER: a file of `studies.held_out`
 
 Networks of `studies.held_out` are trained by four recipes: with its momentum or a lower one, with its decay
