@@ -133,7 +133,7 @@ def test_ctrl_c_is_answered_and_the_second_one_ends_at_once(
     assert "loading PyTorch and spirals" in loading
     assert "training on spirals" in first
     assert last.endswith(f"go on with: esper resume {run}")
-    told = f"finishing the round in flight (nobody knows how long the first takes) to save it in {run}"
+    told = f"finishing the round in flight (how long the first takes is not known) to save it in {run}"
     assert err.index(told) < err.index("stopped at once")
     assert "Traceback" not in err
     assert signal.getsignal(signal.SIGINT) is before

@@ -91,7 +91,7 @@ def model_card(folder: RunFolder, program: ExportedProgram, formats: list[str]) 
     assert network is not None
     score = growth.score_name if growth else "accuracy"
     origin = f"A {network.host} of {network.host_parameters:,} parameters"
-    trained = f" trained on {network.task}" if growth is None else ""
+    trained, unit = ("", "epochs") if growth else (f" trained on {network.task}", "steps")
     scaled = "" if growth else "Inputs are as the data set has them: the network standardizes them itself."
     rows = {
         "parameters": f"{network.parameters:,}",
@@ -115,7 +115,7 @@ def model_card(folder: RunFolder, program: ExportedProgram, formats: list[str]) 
         [
             "---\ntags: [esper, growing-network]\n---",
             f"# {network.host.partition('(')[0]}\n",
-            f"{origin}{trained}: {network.steps} steps under the controller {network.controller}. "
+            f"{origin}{trained}: {network.steps} {unit} under the controller {network.controller}. "
             f"{best}Scores are of one network.\n",
             "| | |\n|---|---|",
             *(f"| {name} | {value} |" for name, value in rows.items() if value != "nan"),

@@ -178,8 +178,7 @@ def estimate(
     example: the arguments of the model for one sample, a tuple or a dict, to count FLOPs; without it they
         are 6 for each parameter and token, or sample, and not known of convolutions
 
-    Raises a UserError for what is no module, where neither or both of tokens and samples are given, and for
-    numbers that are not above 0.
+    Raises a UserError for what is no module, and unless one of tokens and samples is a number above 0.
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"the model is a {type(model).__name__}; give an nn.Module")

@@ -261,9 +261,7 @@ class Grown:
 
         figure = Figure(figsize=(10, 4), dpi=150, layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
-        runs = {self.name: self}
-        if self.baseline is not None:
-            runs["without growth"] = self.baseline
+        runs = {self.name: self, **({} if self.baseline is None else {"without growth": self.baseline})}
         for (name, run), line in zip(runs.items(), ("-", "--"), strict=False):
             score = run.record.accuracy[:, 0]
             left.plot(run.record.spent[:, 0], score, line, label=name)
@@ -286,9 +284,12 @@ class Grown:
         if other.record is self.record:
             return ["nothing grew, so that this is its own baseline", *self.remarks]
         mine, theirs = float(self.record.accuracy[-1, 0]), float(other.record.accuracy[-1, 0])
+        # Its epochs are a whole number, so that a short run costs more or less than the grown one.
+        more = float(other.record.flops.mean() / self.record.flops.mean()) - 1.0
+        cost = "the same" if abs(more) < 0.015 else f"{abs(more):.0%} {'more' if more > 0 else 'fewer'}"
         verdict = (
-            f"the same model without growth ({other.parameters:,} parameters) reached {theirs:.3f} at the "
-            f"same training FLOPs, in {other.record.num_steps} epochs; growth against it: "
+            f"the same model without growth ({other.parameters:,} parameters) reached {theirs:.3f} at {cost} "
+            f"training FLOPs, in {other._epochs}; growth against it: "
             f"{100 * (mine - theirs):+.1f} points (one run each)"
         )
         return [verdict, *self.remarks]

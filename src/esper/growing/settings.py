@@ -153,8 +153,6 @@ class UserController(Controller):
         """Continue from a saved state; raises a UserError for a controller that cannot."""
         if not hasattr(self.controller, "load_state_dict"):
             name = type(self.controller).__name__
-            raise UserError(
-                f"the run was made with a {name}, which has no load_state_dict and cannot be resumed; give "
-                "it state_dict() and load_state_dict(state), which keep what it remembers as tensors"
-            )
+            give = "state_dict() and load_state_dict(state), which keep what it remembers as tensors"
+            raise UserError(f"the run was made with a {name}, which cannot be resumed; give it {give}")
         self.controller.load_state_dict(state)

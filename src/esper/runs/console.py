@@ -53,11 +53,8 @@ def learning_in_words(rounds: Iterable[Mapping[str, Any]]) -> str:
 
 
 def notice_stop(path: Path, seconds: float) -> None:
-    """Say after Ctrl-C what is finished, saved and lost. Safe inside a signal handler.
-
-    seconds: that the longest round so far would still take; NaN where none is over
-    """
-    left = "nobody knows how long the first takes" if math.isnan(seconds) else f"about {duration(seconds)}"
+    """Say inside a signal handler that a round is finished first, in some seconds; NaN: not known."""
+    left = "how long the first takes is not known" if math.isnan(seconds) else f"about {duration(seconds)}"
     said = f"finishing the round in flight ({left}) to save it in {path}; again to stop now, without it\n"
     # A buffered stream may be in the middle of a write when the signal comes.
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, said.encode())
