@@ -1,7 +1,7 @@
 """Grow into a model: `python -m examples.grow_into`.
 
 A GPT of 8 layers learns Python's standard library. It trains with 4 layers first; the other 4 begin as copies
-of trained ones. Beside it the whole model is trained plainly, for the same training FLOPs.
+of trained ones. Beside it the whole model is trained plainly, for about the same training FLOPs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(
         controller="into",  # grow in any case; without it, only where esper.estimate advises it
         epochs=epochs,
         equal_compute=True,  # spend what growth saves on more epochs
-        baseline=True,  # train the whole model plainly as well, for the same training FLOPs
+        baseline=True,  # train the whole model plainly as well, for about the same training FLOPs
         out=out,  # a folder that 'esper watch', 'esper report' and 'esper export' read
         lr=3e-3,
     )

@@ -274,7 +274,7 @@ def test_a_baseline_is_the_model_without_growth_at_the_same_flops() -> None:
     spent, own = grown.record.flops.mean(), grown.baseline.record.flops.mean()
     assert abs(own - spent) <= 0.5 * own / epochs + 1, "equal to half an epoch"
     more = own / spent - 1
-    cost = "the same" if abs(more) < 0.015 else f"{abs(more):.0%} {'more' if more > 0 else 'fewer'}"
+    cost = "the same" if abs(more) < 0.015 else f"{100 * abs(more):.0f} % {'more' if more > 0 else 'fewer'}"
     assert f" at {cost} training FLOPs, in {epochs} epochs; growth against it: " in grown.report()
     assert [curve.name for curve in grown.curves()] == ["grown", "static"]
     assert grown.curves()[0].flops[-1] == grown.record.spent[-1, 0]

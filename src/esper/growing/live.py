@@ -184,7 +184,7 @@ class LivePopulation:
         grower = Progressive(self.model, self.optimizer.inner, steps, grow_at=grow_at, example=run)
         saving = f"{100 * grower.saved:.0f} % fewer training FLOPs than without growth"
         if equal_compute:
-            saving = f"{epochs} epochs of the whole model cost as much"
+            saving = f"{epochs} epochs of the whole model cost about as much"
             # n epochs of the grown model cost n · (1 − saved) epochs of the whole one.
             epochs = round(epochs / (1.0 - grower.saved))
             grower.set_stage(len(grower.grow_steps))  # no block is skipped while another grower is made

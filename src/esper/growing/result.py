@@ -285,8 +285,8 @@ class Grown:
             return ["nothing grew, so that this is its own baseline", *self.remarks]
         mine, theirs = float(self.record.accuracy[-1, 0]), float(other.record.accuracy[-1, 0])
         # Its epochs are a whole number, so that a short run costs more or less than the grown one.
-        more = float(other.record.flops.mean() / self.record.flops.mean()) - 1.0
-        cost = "the same" if abs(more) < 0.015 else f"{abs(more):.0%} {'more' if more > 0 else 'fewer'}"
+        more = 100 * float(other.record.flops.mean() / self.record.flops.mean()) - 100
+        cost = "the same" if abs(more) < 1.5 else f"{abs(more):.0f} % {'more' if more > 0 else 'fewer'}"
         verdict = (
             f"the same model without growth ({other.parameters:,} parameters) reached {theirs:.3f} at {cost} "
             f"training FLOPs, in {other._epochs}; growth against it: "
