@@ -18,7 +18,7 @@ from esper.utils.launch import Launch
 ROWS = ("cpu", "cuda")  # device types that a population runs on
 ANY = (*ROWS, "mps")  # device types that one model of the user runs on
 # FLOPs of the forward pass of a batch below which a model counts as small. On two busy cores two threads took
-# 13 to 39 times as long as one for perceptrons and a GPT of 1e5 to 1.4e8, and 2 to 4 times above 2e8.
+# 16 to 39 times as long as one up to 5e7, 4 to 13 times at 1e8 to 1.4e8, and 2 to 3 times from 2e8 on.
 SMALL_PASS = 2e8
 
 
