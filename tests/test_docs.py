@@ -65,6 +65,7 @@ def test_every_command_of_a_guide_works(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "model.py").write_text("from torch import nn\ndef make(): return nn.Linear(2, 2)\n")
     shutil.copytree(grown, tmp_path / "runs/mine")
     monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
