@@ -178,6 +178,29 @@ def test_the_verdict_and_the_results_come_first(tab: Any, served: Served) -> Non
     assert visit.errors == []
 
 
+def test_a_comparison_says_what_it_does_not_have(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=contest&view=controller")
+    assert visit.page.locator("main .panel:visible").count() == 1
+    assert "No controller was trained in this run" in visit.page.locator("main").inner_text()
+    visit.go("runs=contest&view=events")
+    visit.wait("() => document.querySelector('.events .body').textContent.includes('kept no events')")
+    assert visit.page.locator("main .panel:visible").count() == 1, "it does not say that nothing was planted"
+    visit.go("runs=mine&view=controller")  # a growth from Python has rounds, and what they hold
+    visit.wait("() => document.querySelector('main .uplot')")
+    assert "nothing yet" not in visit.page.locator("main").inner_text()
+    visit.go("runs=first&view=controller")
+    visit.wait("() => document.querySelectorAll('main .panel.chart:not([hidden]) .uplot').length >= 8")
+    assert visit.errors == []
+
+
+def test_empty_cells_are_left_out_on_a_phone(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=rated&view=events", width=360)
+    visit.wait("() => document.querySelector('.events-table')")
+    cells = visit.page.locator(".events-table td:visible")
+    assert all(cells.nth(i).inner_text().strip() for i in range(14)), "a row of the phone has no empty line"
+    assert visit.errors == []
+
+
 def test_a_run_with_nothing_to_replay_shows_no_sliders(tab: Any, served: Served) -> None:
     visit = Visit(tab, served.address, "runs=compared")
     assert not visit.page.locator("#transport").is_visible()

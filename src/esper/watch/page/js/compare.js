@@ -10,7 +10,7 @@ const QUANTITIES = {
   test_loss: { name: "test loss", scale: 1, form: (v) => fixed(v, 3, true) },
   test_accuracy: { name: "test accuracy, points", scale: 100, form: (v) => fixed(v, 2, true) },
   parameters: { name: "parameters", scale: 1, form: (v) => (v < 0 ? "" : "+") + short(v) },
-  potential: { name: "Φ", scale: 1, form: (v) => fixed(v, 4, true) },
+  potential: { name: "accuracy less rent", scale: 1, form: (v) => fixed(v, 4, true) },
   flops: { name: "FLOPs", scale: 1, form: (v) => (v < 0 ? "" : "+") + short(v) },
   seconds: { name: "seconds", scale: 1, form: (v) => fixed(v, 1, true) },
 };
@@ -106,7 +106,7 @@ export function drawResults(run, charts) {
     ["test loss", "test_loss", 1, (v) => fixed(v, 3)],
     ["test accuracy, %", "test_accuracy", 100, (v) => fixed(v, 2)],
     ["parameters", "parameters", 1, short],
-    ["Φ", "potential", 1, (v) => fixed(v, 4)],
+    ["accuracy less rent", "potential", 1, (v) => fixed(v, 4)],
     ["FLOPs", "flops", 1, short],
     ["seconds", "seconds", 1, (v) => fixed(v, 1)],
   ].filter(([, quantity]) => controllers.some((c) => finite(c.figures[quantity]?.mean)));

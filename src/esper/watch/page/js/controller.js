@@ -2,7 +2,7 @@
 
 import { aligned, Chart, shares, stacked } from "./charts.js";
 import { opColour, opMeaning, seriesColour } from "./colours.js";
-import { h } from "./dom.js";
+import { h, panel } from "./dom.js";
 import { finite, fixed, percent, words } from "./format.js";
 import { curves } from "./overview.js";
 import { makeRates } from "./rates.js";
@@ -54,9 +54,15 @@ export function makeController() {
     chart: new Chart(title, { ...over, hint, yName, form: (v) => fixed(v, digits), height: 140 }),
   }));
   const rates = makeRates();
+  const none = panel("Controller");
+  none.body.append(
+    h("p", { class: "empty" }, "No controller was trained in this run. Its members show what grew, and when."),
+  );
+  const charts = [ops, steps, heads, seeds, ...health.map(({ chart }) => chart)];
   const root = h(
     "div",
     { class: "view controller" },
+    none.root,
     h("div", { class: "pair" }, ops.root, steps.root),
     rates.root,
     h("div", { class: "pair" }, heads.root, seeds.root),
@@ -86,6 +92,10 @@ export function makeController() {
         const known = learning.filter((run) => run.rounds.some((r) => finite(r[key])));
         chart.update({ ...curves(known, runs, (r) => [r[key], NaN]), mark });
       }
+      // A training has nothing yet; a comparison or a growth never gets what only a training has.
+      const training = focus?.trains ?? true;
+      for (const chart of charts) chart.root.hidden = !training && !chart.has;
+      none.root.hidden = training || !rates.root.hidden || charts.some((chart) => chart.has);
     },
   };
 }

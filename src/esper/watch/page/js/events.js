@@ -7,6 +7,7 @@ import { getJson } from "./stream.js";
 import { state, update } from "./state.js";
 
 const SHOWN = 400;
+const NO_EVENTS = "This run kept no events. Its members show what grew, and when.";
 
 export function makeEvents() {
   const list = panel("Events", "", "events");
@@ -24,7 +25,10 @@ export function makeEvents() {
   function draw() {
     const { found, moment } = held;
     const hint = state.member === null ? "" : ` of member ${state.member}`;
-    list.root.querySelector("h2").textContent = `Events of round ${held.round ?? "–"}${hint}`;
+    // A comparison writes no events, whatever grew in it.
+    const none = found?.total === 0 && !moment.focus.trains && !moment.focus.rounds.length;
+    list.root.querySelector("h2").textContent = none ? "Events" : `Events of round ${held.round ?? "–"}${hint}`;
+    ledger.root.hidden = governor.root.hidden = none;
     if (!found) {
       fill(list.body, h("p", { class: "empty" }, held.error ?? "…"));
       return;
@@ -34,7 +38,7 @@ export function makeEvents() {
     const rest = found.total - found.events.length + Math.max(kept.length - SHOWN, 0);
     fill(
       list.body,
-      kept.length ? rows(kept.slice(0, SHOWN)) : h("p", { class: "empty" }, "no events"),
+      kept.length ? rows(kept.slice(0, SHOWN)) : h("p", { class: "empty" }, none ? NO_EVENTS : "no events"),
       rest > 0 &&
         h(
           "p",

@@ -27,10 +27,10 @@ export function short(value) {
     scaled /= 1000;
     unit += 1;
   }
-  return `${value < 0 ? "−" : ""}${scaled.toPrecision(3)} ${units[unit]}`;
+  return `${value < 0 ? "−" : ""}${scaled.toPrecision(3)}\u00a0${units[unit]}`;
 }
 
-export const percent = (value, digits = 1) => (finite(value) ? `${fixed(100 * value, digits)} %` : DASH);
+export const percent = (value, digits = 1) => (finite(value) ? `${fixed(100 * value, digits)}\u00a0%` : DASH);
 
 // Where nothing varies there is nothing to say of it.
 export function interval(mean, half, form) {

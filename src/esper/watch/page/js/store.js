@@ -62,6 +62,11 @@ export class Run {
     return this.facts?.growth ?? null;
   }
 
+  // Whether a controller is trained in it; a folder that does not say so may be one.
+  get trains() {
+    return !["compare", "grow"].includes(this.facts?.kind);
+  }
+
   get unit() {
     return this.growth ? "epoch" : "round";
   }

@@ -53,18 +53,20 @@ export function drawStrip(canvas, trajectories, n, step) {
 function drawOps(context, trajectories, n, edge, cell) {
   context.textAlign = "center";
   context.font = `600 10px ${css("--font")}`;
+  // Where letters would lie over each other, as on a phone, a stroke stands for each.
+  const mark = (glyph, x) => (cell >= 8 ? context.fillText(glyph, x, 9) : context.fillRect(x - 1, 4, 2, 10));
   for (let t = 0; t < trajectories.T; t++) {
     const name = trajectories.op_names[trajectories.at("op", t, n)];
     const x = edge(t) + cell / 2;
     if (trajectories.at("rolled_back", t, n)) {
       context.fillStyle = css("--bad");
-      context.fillText("↺", x, 9);
+      mark("↺", x);
     } else if (name && opGlyph(name).trim()) {
       const well = trajectories.at("succeeded", t, n);
       context.fillStyle = opColour(name);
       context.globalAlpha = well ? 1 : 0.45;
-      context.fillText(opGlyph(name), x, 9);
-      if (!well) context.fillRect(x - 5, 8.5, 10, 1);
+      mark(opGlyph(name), x);
+      if (!well && cell >= 8) context.fillRect(x - 5, 8.5, 10, 1);
       context.globalAlpha = 1;
     }
   }
