@@ -63,6 +63,7 @@ def test_a_demo_is_completed_and_says_what_came_out(
     output = capsys.readouterr().out
     assert output.index(results.verdicts[0]) < output.index("report.html")
     assert re.search(r"the same ones left alone: [-+][\d.]+ ± [\d.]+ points .* on \d+ fresh tables", output)
+    assert re.search(r"What it learned: it doubles the rate of \d+% of them", output)
     assert re.search(r"a simple rule .*: [-+][\d.]+ ± [\d.]+ points", output)
     page = (out / "report.html").read_text(encoding="utf-8")
     assert '"sentences":["' + results.verdicts[0].split(":")[0] in page, "the report opens with the verdict"

@@ -81,12 +81,14 @@ def finish(run: TrainingRun) -> int:
 
 
 def try_controller(run: TrainingRun) -> list[str]:
-    """Let the trained controller set the rate of fresh networks; say how they do beside those left alone."""
+    """Let the trained controller set the rate of fresh networks; say what it does and how they fare."""
     from esper.builders import LEARNER
     from esper.comparing import compare, prepare
     from esper.controllers import arms_of
+    from esper.lifecycle.actions import Rate
     from esper.runs.console import interval
     from esper.simic.learner import LearnedController
+    from esper.simic.telemetry import rate_choices
     from esper.utils.devices import cpu_threads
     from esper.utils.statistics import paired_interval
 
@@ -97,7 +99,11 @@ def try_controller(run: TrainingRun) -> list[str]:
     fresh = config.model_copy(update={"members": FRESH, "task_seed": config.task_seed + 1})
     environment, arms, _ = prepare(fresh, arms)
     with cpu_threads(config.threads):
-        alone, rule, led = (each.result() for each in compare(environment, arms))
+        tried = compare(environment, arms)
+    alone, rule, led = (each.result() for each in tried)
+    done = rate_choices(tried[-1].record)
+    changes = (Rate.DOUBLE, Rate.HALVE, Rate.DECAY)
+    doubled, halved, decayed = ((done == each).any(0).mean() for each in changes)
 
     def beside(other: ControllerResult) -> tuple[str, str]:
         mean, half = paired_interval(led.test_accuracy, other.test_accuracy)
@@ -109,5 +115,7 @@ def try_controller(run: TrainingRun) -> list[str]:
     return [
         f"With a controller that sets the learning rate, networks are {word} the same ones left alone: "
         f"{points} on {FRESH} fresh tables, at equal compute. All began with rates of {least:g} to {most:g}.",
+        f"What it learned: it doubles the rate of {doubled:.0%} of them at least once, halves that of "
+        f"{halved:.0%}, and makes that of {decayed:.0%} fall earlier than usual.",
         f"It is {rule_word} a simple rule that doubles the rate while progress is slow: {rule_points}.",
     ]
