@@ -1,8 +1,8 @@
 """docs/demo.png, docs/watch.png and docs/watch_member.png: the live page in a headless browser.
 
-The first shows the demo in docs/demo, the others the training of a controller of growth in docs/watched.
-`python -m docs.watch_picture RUN` takes another demo, or another training, and draws anew. It needs chromium
-and the extras `watch` and `dev`.
+The first shows the demo in docs/demo, the others the comparison of controllers of growth in docs/watched.
+`python -m docs.watch_picture RUN` takes another demo, or another comparison, and draws anew. It needs
+chromium and the extras `watch` and `dev`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from tests.watch.browser import Visit, opened_tab
 from tests.watch.served import serving
 
 DEMO, WATCHED = Path(__file__).parent / "demo", Path(__file__).parent / "watched"
-KEPT_ROUNDS = 3  # whose members are kept here
 SHOWN = {  # what of the page each picture shows, and what has to be on it before
     "demo.png": ("theme=light", ".outcome .uplot"),
-    "watch.png": ("theme=dark&step=11", ".wall .legend b"),
+    "watch.png": ("theme=dark&step=15", ".wall .legend b"),
     "watch_member.png": ("view=members&theme=dark&step=9", ".wall .legend b"),
 }
 
@@ -33,7 +32,7 @@ def sources() -> list[Path]:
 def draw(path: Path) -> None:
     """The picture of that name, as a PNG."""
     with tempfile.TemporaryDirectory() as place:
-        kind: Kind = "demo" if path.name == "demo.png" else "train"
+        kind: Kind = "demo" if path.name == "demo.png" else "compare"
         folder, kept = Path(place) / kind, DEMO if kind == "demo" else WATCHED
         config = (kept / "config.yaml").read_text(encoding="utf-8")
         with RunFolder.create(folder, config=config, seed=7, kind=kind, command=["esper", kind]):
@@ -47,17 +46,15 @@ def draw(path: Path) -> None:
 
 
 def take(run: Path) -> None:
-    """Keep what the pictures need of another run: a demo, which has results, or a training."""
-    is_demo = (run / "results.json").exists()
+    """Keep what the pictures need of another run: a demo, which has rounds, or a comparison."""
+    is_demo = (run / "metrics.jsonl").exists()
     kept = DEMO if is_demo else WATCHED
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir()
-    for name in ("metrics.jsonl", "config.yaml", *(["results.json"] if is_demo else [])):
+    for name in ("results.json", "config.yaml", *(["metrics.jsonl"] if is_demo else [])):
         shutil.copyfile(run / name, kept / name)
     if not is_demo:
-        (kept / "trajectories").mkdir()
-        for file in sorted((run / "trajectories").iterdir())[-KEPT_ROUNDS:]:
-            shutil.copyfile(file, kept / "trajectories" / file.name)
+        shutil.copytree(run / "trajectories", kept / "trajectories")
 
 
 def main() -> None:

@@ -79,10 +79,10 @@ function drawPart(part, x, { copies, wider }) {
       { x: x + PART / 2, y: top + 17, class: "name" },
       copies ? `${part.name} × ${copies + 1}` : part.name,
     ),
-    wider &&
-      h("text", { x: x + PART / 2, y: LINE + 45, class: "layer strong" }, `hidden ${part.units} → ${wider}`),
     shown.map((line, i) => h("text", { x: x + PART / 2, y: top + 31 + 13 * i, class: "layer" }, line)),
-    h("text", { x: x + PART / 2, y: LINE + 58, class: "size" }, part.shape.join(" × ")),
+    wider
+      ? h("text", { x: x + PART / 2, y: LINE + 58, class: "layer strong" }, `hidden ${part.units} → ${wider}`)
+      : h("text", { x: x + PART / 2, y: LINE + 58, class: "size" }, part.shape.join(" × ")),
     h("text", { x: x + PART / 2, y: LINE + 71, class: "size" }, counted(part.parameters)),
   );
 }
