@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from esper import cli
+from esper.config import load_config
 from examples.gpt import make, make_loaders
 from tests.tiny import sets
 
@@ -38,9 +40,10 @@ def test_pointers_to_code_lead_somewhere(page: Path) -> None:
 
 
 LONG = ("train", "grow", "compare")  # these get the tiny settings, so that they take seconds
+ELSEWHERE = ("demo",)  # tests/test_demo.py runs it
 SERVING = ("watch",)  # goes on until Ctrl-C: tests/watch has it
 GUIDES = ("README.md", *(f"docs/{name}.md" for name in
-          ("start", "grow_into", "loops", "grow_your_own", "controllers", "extend")))  # fmt: skip
+          ("start", "grow_into", "loops", "grow_your_own", "controllers", "extend", "watch")))  # fmt: skip
 
 
 def commands_of(page: str) -> list[str]:
@@ -48,7 +51,7 @@ def commands_of(page: str) -> list[str]:
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^    (?:\.venv/bin/)?esper ([a-z].*?)(?:\s+#.*)?$", text, re.M)
     asides = [c for c in re.findall(r"`esper ([a-z][^`]*)`", text) if c.split()[0] not in LONG]
-    return [c for c in dict.fromkeys((*blocks, *asides)) if c.split()[0] not in SERVING]
+    return [c for c in dict.fromkeys((*blocks, *asides)) if c.split()[0] not in (*SERVING, *ELSEWHERE)]
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +71,24 @@ def test_every_command_of_a_guide_works(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "model.py").write_text("from torch import nn\ndef make(): return nn.Linear(2, 2)\n")
     shutil.copytree(grown, tmp_path / "runs/mine")
+    if page == "docs/watch.md":  # it begins with a run that is there
+        shutil.copytree(grown, tmp_path / "runs/first")
     monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
     for command in commands_of(page):
         words = shlex.split(command)
         more = sets() if words[0] in LONG else []
         few = ["--members", "2"] if words[0] in ("grow", "compare") else []
         assert cli.run([*words, *few, *more]) == 0, command
+
+
+def test_the_commands_under_torchrun_are_understood() -> None:
+    """tests/test_processes.py and tests/simic/test_shards.py run several processes."""
+    text = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
+    found = re.findall(r"^ +(?:torchrun .*)?-m esper (train|resume) (.+)$", text, re.M)
+    assert [name for name, _ in found] == ["train", "resume", "train"]
+    for name, rest in found:
+        given = get_command(cli.app).commands[name].make_context(name, shlex.split(rest)).params  # type: ignore[attr-defined]
+        load_config(preset=given.get("preset"), overrides=given["overrides"] or [])
 
 
 def blocks_of(page: str) -> list[str]:
