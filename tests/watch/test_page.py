@@ -186,8 +186,7 @@ def test_a_comparison_says_what_it_does_not_have(tab: Any, served: Served) -> No
     visit.wait("() => document.querySelector('.events .body').textContent.includes('kept no events')")
     assert visit.page.locator("main .panel:visible").count() == 1, "it does not say that nothing was planted"
     visit.go("runs=mine&view=controller")  # a growth from Python has rounds, and what they hold
-    visit.wait("() => document.querySelector('main .uplot')")
-    assert "nothing yet" not in visit.page.locator("main").inner_text()
+    visit.wait("() => document.querySelector('main .uplot') && !main.innerText.includes('nothing yet')")
     visit.go("runs=first&view=controller")
     visit.wait("() => document.querySelectorAll('main .panel.chart:not([hidden]) .uplot').length >= 8")
     assert visit.errors == []
@@ -382,6 +381,32 @@ def test_what_is_shown_lives_in_the_address_and_the_keys_reach_it(tab: Any, serv
     assert visit.page.locator("dialog[open] kbd").count() > 8
     visit.press("Escape")
     assert visit.page.locator("dialog[open]").count() == 0
+    assert visit.errors == []
+
+
+@pytest.mark.parametrize(("width", "box"), [(1440, "#main"), (360, "html")])
+def test_all_of_a_page_is_reached_with_keys_alone(tab: Any, served: Served, width: int, box: str) -> None:
+    visit = Visit(tab, served.address, "runs=shown", width=width)
+    visit.wait("() => document.querySelector('.outcome .uplot')")
+    top = f"() => Math.round(document.querySelector('{box}').scrollTop)"
+    visit.press("PageDown")
+    page = visit.ask(top)
+    assert page > 300
+    visit.press("ArrowUp")
+    assert visit.ask(top) == page - 60
+    visit.press("End")
+    end = visit.ask(f"() => ((e) => e.scrollHeight - e.clientHeight)(document.querySelector('{box}'))")
+    assert visit.ask(top) == pytest.approx(end, abs=1)
+    visit.press("Home")
+    assert visit.ask(top) == 0
+    for _ in range(9 if width > 600 else 12):  # from the name over the views to the buttons behind them
+        visit.press("Tab")
+        focused = (
+            "() => [document.activeElement.tagName, getComputedStyle(document.activeElement).outlineStyle]"
+        )
+        tag, outline = visit.ask(focused)
+        assert tag in ("A", "BUTTON", "SELECT")
+        assert outline == "solid", "one sees where the focus is"
     assert visit.errors == []
 
 

@@ -10,6 +10,7 @@ const KEYS = [
   [", .", "the round before or after whose members are kept"],
   ["l", "follow the newest round"],
   ["↑ ↓", "the member before or after, in the order shown"],
+  ["PgUp PgDn Home End", "scroll; so do ↑ and ↓ where no members are shown"],
   ["/", "which members, or find a setting"],
   ["f", "put the next run into focus"],
   ["t", "dark or light"],
@@ -32,6 +33,13 @@ export function showKeys() {
   if (!dialog.open) dialog.showModal();
 }
 
+// On a phone the whole page scrolls, elsewhere what lies between the bars: keys alone would not reach that.
+function scroll(pages, pixels = 0) {
+  const main = document.getElementById("main");
+  const box = main.scrollHeight > main.clientHeight + 1 ? main : document.scrollingElement;
+  box.scrollBy(0, pages * 0.9 * box.clientHeight + pixels);
+}
+
 export function listenToKeys({ views, transport, theme, walk, nextRun }) {
   const acts = {
     " ": () => transport.toggle(),
@@ -39,8 +47,12 @@ export function listenToKeys({ views, transport, theme, walk, nextRun }) {
     ArrowRight: () => transport.move(1),
     ",": () => transport.nextRound(-1),
     ".": () => transport.nextRound(1),
-    ArrowUp: () => state.view === "members" && walk(-1),
-    ArrowDown: () => state.view === "members" && walk(1),
+    ArrowUp: () => (state.view === "members" ? walk(-1) : scroll(0, -60)),
+    ArrowDown: () => (state.view === "members" ? walk(1) : scroll(0, 60)),
+    PageUp: () => scroll(-1),
+    PageDown: () => scroll(1),
+    Home: () => scroll(0, -1e7),
+    End: () => scroll(0, 1e7),
     l: () => transport.follow(),
     f: nextRun,
     t: theme,
@@ -59,7 +71,6 @@ export function listenToKeys({ views, transport, theme, walk, nextRun }) {
     const act = acts[event.key];
     if (!act) return;
     if (event.key === " " && event.target.tagName === "BUTTON") return;
-    if ((event.key === "ArrowUp" || event.key === "ArrowDown") && state.view !== "members") return;
     event.preventDefault();
     act();
   });

@@ -70,7 +70,7 @@ export function drawDifferences(differences, baseline, quantity) {
       class: "plot",
       viewBox: `0 0 ${W} ${bottom + 36}`,
       role: "img",
-      "aria-label": `differences from ${baseline} in ${unit}, with 95 % intervals`,
+      "aria-label": `differences from ${baseline} in ${unit.replace(/^of /, "")}, with 95 % intervals`,
     },
     nodes,
   );
