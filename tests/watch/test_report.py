@@ -74,6 +74,20 @@ def test_every_question_of_the_page_has_its_answer(tmp_path: Path) -> None:
     assert found[f"api/events {kept[-1]}"]["total"] > 0
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "results.json", "config.yaml"])
+def test_a_link_out_of_the_folder_is_named_and_the_rest_is_written(tmp_path: Path, name: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text('{"round": 1, "password": "hunter2"}\n')
+    with trained(tmp_path / "run", rounds=2, members=4) as folder:
+        (folder.path / name).unlink(missing_ok=True)
+        (folder.path / name).symlink_to(secret)
+        page = render_report(folder.path)
+    found = answers(page)
+    assert f"{name} leads out of the run's folder" in found["api/facts"]["problems"]
+    assert any(question.startswith("api/trajectories") for question in found)
+    assert "hunter2" not in json.dumps(found, default=str)
+
+
 def test_a_large_run_is_thinned_to_three_megabytes_in_two_seconds(tmp_path: Path) -> None:
     trajectories, took = made_up_trajectories(members=2048), []
     with trained(tmp_path / "run", rounds=2400, of=2400, members=2) as folder:

@@ -12,6 +12,7 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -95,20 +96,20 @@ def _requests(run: Path) -> Iterator[tuple[str, Any]]:
     rounds = about["trajectories"] or ([last["round"]] if (last := last_round(run)) else [0])
     events = 0
     for number in reversed(rounds):
-        if events < _MOST_EVENTS:
-            found = round_events(file_in(run, "events.jsonl"), number)
-            events += found["total"]
-            yield f"api/events {number}", found
-        try:
+        with suppress(UserError):  # the facts name a link that leads out of the folder
+            if events < _MOST_EVENTS:
+                found = round_events(file_in(run, "events.jsonl"), number)
+                events += found["total"]
+                yield f"api/events {number}", found
+        with suppress(UserError):  # the page says that it is missing
             yield f"api/trajectories {number}", TrajectoryFolder(run).read_bytes(number)
-        except UserError:  # the page says that it is missing
-            continue
 
 
 def _rounds(run: Path) -> dict[str, Any]:
     """Return the lines of metrics.jsonl, thinned out if they are many, and how many could not be read."""
-    path = file_in(run, "metrics.jsonl")
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    lines: list[bytes] = []
+    with suppress(UserError, FileNotFoundError):  # the facts name a link that leads out of the folder
+        lines = file_in(run, "metrics.jsonl").read_bytes().split(b"\n")[:-1]
     stride = -(-len(lines) // _MOST_ROUNDS) or 1
     # Thinned before they are parsed, from the newest backwards, so that the last round is always there.
     records = [parse_line(line) for line in lines[::-1][::stride]]
