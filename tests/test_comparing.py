@@ -77,6 +77,19 @@ def test_a_comparison_tells_what_was_found(
     np.testing.assert_allclose(scheduled.potential, expected, rtol=1e-5)
 
 
+def test_a_fixed_arm_has_its_size_where_every_member_has_a_table_of_its_own() -> None:
+    settings = ["members=3", "device=cpu", "episode.steps=2", "population.batches_per_epoch=1"]
+    config = load_config(preset="demo", overrides=settings)
+    environment, arms, _ = prepare(config, {"static": Fixed(), "wide": Fixed({"hidden": 6})})
+    assert len(environment.spec.variants) > 1
+    static, wide = (run.result() for run in compare(environment, arms))
+    blocks, width, units = 2, config.host.width, 6 - 2
+    assert config.host.hidden == 2
+    # Each hidden unit of a block has a row, a column and a bias.
+    assert wide.parameters == [n + blocks * units * (2 * width + 1) for n in static.parameters]
+    assert wide.test_accuracy != static.test_accuracy
+
+
 def test_without_growth_a_fixed_arm_has_an_episode_of_its_own(environment: GrowthEnvironment) -> None:
     """And is then the static controller to the bit: no validation is charged to either."""
     (run,) = compare(environment, {"static": Fixed()})

@@ -205,7 +205,8 @@ def compare(
             continue
         done, fresh = len(runs), environment
         if arm.host:
-            fresh = GrowthEnvironment(replace(spec, task=_with_options(spec.task, arm)))
+            task, *variants = (_with_options(each, arm) for each in (spec.task, *spec.variants))
+            fresh = GrowthEnvironment(replace(spec, task=task, variants=tuple(variants)))
         advance = None if on_progress is None else lambda share, done=done: on_progress(done + share)
         finish(name, run_fixed(fresh, name, budget, advance))
     return [runs[name] for name in arms]
