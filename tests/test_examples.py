@@ -102,3 +102,9 @@ def test_a_notebook_runs_from_top_to_bottom(
     done = NotebookClient(nbformat.read(notebook, as_version=4), timeout=900, resources=place).execute()
     cells = [cell for cell in done.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
+    # No notebook shows growth that is behind its absence.
+    printed = "".join(str(output.get("text", "")) for cell in cells for output in cell.outputs)
+    pattern = r"(?:schedule minus static|growth against it): ([-+][\d.]+)(?: ± ([\d.]+))? points"
+    gains = re.findall(pattern, printed)
+    assert gains
+    assert [gain for gain, half in gains if float(gain) + float(half or 0) < 0] == []
