@@ -92,3 +92,4 @@ def test_the_verdict_is_what_the_losses_say(losses: tuple[float, ...], first: st
     sentences = verdicts(arms)
     assert sentences[0].startswith(first)
     assert third in sentences[2]
+    assert ("half of its layers is better" in sentences[0]) == (third == "ahead")

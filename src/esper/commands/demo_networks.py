@@ -247,5 +247,6 @@ def verdicts(arms: Sequence[ControllerResult]) -> list[str]:
     word = "is not clearly apart from" if abs(size) <= size_ci else "is behind" if size > 0 else "is ahead of"
     third = f"Half of the layers from the start {word} the grown network at equal compute: {size_text}."
     if size + size_ci < 0:
-        third += " So small a budget is not enough for all layers; with more it is (docs/handbook.md)."
+        first += " With so little compute half of its layers is better still."
+        third += " With more compute all layers are ahead (docs/handbook.md)."
     return [first, second, third]
