@@ -98,8 +98,8 @@ def grow(
     resume: go on with the growth in `out`, to the same bits as if it had never been stopped, given the same
         model, data and arguments; more epochs and another lr are allowed, and noted. It begins anew where
         nothing is there yet.
-    baseline: whether the model is trained without growth as well, on the same order of the data for the same
-        training FLOPs, and put beside the grown one in `report()` and the folder.
+    baseline: whether the model is trained without growth as well, on the same order of the data, for the
+        number of epochs whose FLOPs are nearest, and put beside the grown one in `report()` and the folder.
     force: let a learned controller act, which was trained on hosts of esper and not on models like this one;
         without it the model is trained plainly, and `report()` says so.
     beyond: let the model grow beyond what was given without naming a controller; its widths double at a
@@ -120,13 +120,7 @@ def grow(
         given = "resume is True" if resume else f"sinks are {list(chosen.sinks)}"
         raise UserError(f"{given}, and no folder is given; say where the growth is: out='runs/mine'")
     device = choose_device(chosen.device, kinds=ANY)
-    kept = "nothing is saved, since no out= is given"
-    if out is not None:
-        kept = f"{out} has the epochs before this one, from which the same call with resume=True goes on"
-    # In a signal handler: a buffered stream may be in the middle of a write.
-    said = f"the model so far is returned, and {kept}; Ctrl-C again stops at once\n"
-    notice = partial(os.write, 2, f"stopping after this batch and a few validations: {said}".encode())
-    with StopRequest(notice, (signal.SIGINT,)) as stop, seeded_generators(chosen.seed, device):
+    with StopRequest(_stop_notice(out), (signal.SIGINT,)) as stop, seeded_generators(chosen.seed, device):
         # A baseline draws the same numbers: it reads the data in the same order from the same first weights.
         generators = GeneratorStates(device, (train, val))
         start = generators.state_dict()
@@ -164,6 +158,16 @@ def grow(
             if folder is not None:
                 folder.finish(grown, growth, not stop.requested)
             return grown
+
+
+def _stop_notice(out: str | Path | None) -> Callable[[], object]:
+    """Return the function that answers Ctrl-C at once with what is kept; a signal handler calls it."""
+    kept = "nothing is saved, since no out= is given"
+    if out is not None:
+        kept = f"{out} has the epochs before this one, from which the same call with resume=True goes on"
+    said = f"the model so far is returned, and {kept}; Ctrl-C again stops at once\n"
+    # Not by print: a signal may come while a buffered stream is in the middle of a write.
+    return partial(os.write, 2, f"stopping after this batch and a few validations: {said}".encode())
 
 
 class Growth:
