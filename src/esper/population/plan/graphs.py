@@ -125,10 +125,11 @@ class TrainEpoch:
 
     def _whole_block(self, workspace: Workspace) -> PartBlock:
         """Return all live parts as one block, which one kernel updates."""
-        lives, width, device = self.plan.live.shape[0], self.state.network.part_width, self.plan.live.device
-        rows, all_columns = workspace.weights("parts", lives, width, device), slice(0, width)
+        plan, device = self.plan, self.plan.live.device
+        lives, width = plan.live.shape[0], self.state.network.used_width(plan)
+        rows, used = workspace.weights("parts", lives, width, device), slice(0, width)
         gradient = workspace.rows("gradient", lives, width, device)
-        return PartBlock(slice(0, lives), [(all_columns, all_columns)], rows, gradient)
+        return PartBlock(slice(0, lives), [(used, used)], rows, gradient)
 
     def _group_blocks(self) -> list[PartBlock]:
         """Return a block for each group, as wide as its form: the widest form would mostly move zeros."""
