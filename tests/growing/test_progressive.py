@@ -1056,6 +1056,17 @@ def test_grow_trains_plainly_and_says_why(
     assert any(words in remark for remark in grown.remarks) or not words
 
 
+@pytest.mark.usefixtures("few_steps")
+def test_grow_grows_by_default_with_forms_of_adam_alone() -> None:
+    options = {**STEPS, "optimizer": "sgd"}
+    plain, default = (esper.grow(EIGHT, DATA, **{**options, "controller": name}) for name in ("static", None))
+    assert same_weights(default.model, plain.model)
+    assert (
+        "it trains plainly: growth is ahead with AdamW, and is not known to be so with SGD" in default.remarks
+    )
+    assert any("4 of 8 blocks" in remark for remark in esper.grow(EIGHT, DATA, **options).remarks)  # type: ignore[arg-type]
+
+
 def test_beyond_grows_beyond() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     grown = esper.grow(model, DATA, beyond=True, **{**STEPS, "controller": None})
