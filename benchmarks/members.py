@@ -89,6 +89,14 @@ def milliseconds(call: Callable[[], object], device: torch.device, repeats: int)
     return (time.perf_counter() - begun) / repeats * 1e3
 
 
+def free_memory(device: torch.device) -> None:
+    """Let go of the networks that nobody holds, and of what was compiled for them."""
+    gc.collect()  # the parts of a population refer to each other in circles
+    torch.compiler.reset()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def product_rate(device: torch.device, precision: torch.dtype) -> float:
     """FLOP/s of a large matrix product of random numbers."""
     size = 8192 if device.type == "cuda" else 512
@@ -206,10 +214,7 @@ class Measurement:
             print(f"{self.name}, {members} members, {way}: {str(error).splitlines()[0]}", file=sys.stderr)
             return math.nan, math.nan
         finally:
-            gc.collect()  # the parts of a population refer to each other in circles
-            torch.compiler.reset()
-            if cuda:
-                torch.cuda.empty_cache()
+            free_memory(self.device)
 
     def measure(self, members: int, way: str) -> Result | None:
         """One way to train so many members, or None where it cannot run."""

@@ -21,7 +21,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import machine_name
-from benchmarks.members import BATCHES, HOSTS, PRECISIONS, Measurement, milliseconds
+from benchmarks.members import BATCHES, HOSTS, PRECISIONS, Measurement, free_memory, milliseconds
 from esper.population import network
 from studies.command_line import existing_device, positive
 
@@ -91,6 +91,8 @@ def report(measurement: Measurement, members: int, bytes_per_second: float, top:
     kernels = sorted(kernel_times(epoch, device).items(), key=lambda item: -item[1][0])
     for name, (spent, count) in kernels[:top]:
         lines.append(f"    {spent / BATCHES:8.3f} ms  {count / BATCHES:6.1f} launches  {name[:NAME]}")
+    del epoch
+    free_memory(device)  # the next host needs it
     rest = kernels[top:]
     spent, count = sum(times[0] for _, times in rest), sum(times[1] for _, times in rest)
     lines.append(f"    {spent / BATCHES:8.3f} ms  {count / BATCHES:6.1f} launches  {len(rest)} other kernels")
