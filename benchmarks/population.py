@@ -30,6 +30,7 @@ from esper.population.data import Clock, MemberData
 from esper.population.extract import extract
 from esper.population.hosts import Host, build_host
 from esper.population.population import Population
+from esper.utils.devices import keep_freed_memory
 from studies.command_line import existing_device, positive
 
 BLUEPRINTS = {
@@ -232,6 +233,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="write a picture here")
     parser.add_argument("--read", type=Path, help="show the lines of a file instead of measuring")
     args = parser.parse_args()
+    keep_freed_memory()  # as every training of esper does; one module after another gains as well
     results: list[Result] = []
     machine = machine_name(args.device)
     if args.read:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -36,6 +40,31 @@ def test_small_models_run_on_one_thread_unless_the_user_chose_a_number(
         monkeypatch.delenv("OMP_NUM_THREADS")
     with cpu_threads(default + 61):
         assert threads_for(1e5) == 0
+
+
+FAULTS = """
+import resource, torch
+from esper.utils.devices import cpu_threads
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        torch.ones(2**23)  # 32 MiB, the most that glibc keeps by itself
+        torch.ones(2**24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = faults()
+with cpu_threads(1):
+    faults()
+    print(before, faults())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not the C library of GNU")
+def test_a_training_uses_memory_again_that_it_has_freed() -> None:
+    printed = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=60)
+    before, during = map(int, printed.stdout.split())
+    assert before > 20 * during, printed
 
 
 CPU = torch.device("cpu")

@@ -196,7 +196,9 @@ class RowNetwork:
             return x
         if k == -1:
             return module(rows, x.to(rows.dtype) if x.is_floating_point() else x)
-        return self.cast(module(self.cast(rows)[: x.shape[0]], x))
+        if rows.shape[0] > x.shape[0]:  # a slice of all rows would make zeros and add to them in the backward
+            rows = rows[: x.shape[0]]
+        return self.cast(module(self.cast(rows), x))
 
     def _read_beside(
         self, station: Station, x: Tensor, beside: Tensor | None

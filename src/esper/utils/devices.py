@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
 from typing import Concatenate, ParamSpec
 
 import torch
@@ -20,6 +22,9 @@ ANY = (*ROWS, "mps")  # device types that one model of the user runs on
 # FLOPs of the forward pass of a batch below which a model counts as small. On two busy cores two threads took
 # 16 to 39 times as long as one up to 5e7, 4 to 13 times at 1e8 to 1.4e8, and 2 to 3 times from 2e8 on.
 SMALL_PASS = 2e8
+# Parameters of glibc's mallopt, and values that no tensor of a training on a CPU should reach.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT_BLOCK, KEPT_MEMORY = 2**30, 2**31 - 1
 
 
 def choose_device(name: str, local_rank: int = 0, kinds: tuple[str, ...] = ROWS) -> torch.device:
@@ -67,16 +72,30 @@ def memory_of(device: torch.device) -> int:
 
 @contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
-    """Set the number of CPU threads for a block; 0 changes nothing.
+    """Set the number of CPU threads for a block that trains; 0 changes nothing.
 
     The order of a sum depends on their number, so that it belongs to what decides the bits of a run.
     """
+    keep_freed_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let this process use memory again that it has freed, where the C library is glibc.
+
+    By default large blocks go back to the system, and every step of a training gets its activations page by
+    page, each cleared: a quarter of a step of a small convolutional network on a CPU.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK)
+        mallopt(M_TRIM_THRESHOLD, KEPT_MEMORY)
 
 
 def threads_for(flops: float) -> int:
