@@ -24,7 +24,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.simic.bodies import BlockScores
 from esper.simic.environment import Environment, StepResult
-from esper.simic.rollout import EpisodeRecord, play
+from esper.simic.rollout import Episode, EpisodeRecord
 from esper.simic.state import MemberState
 from esper.tamiyo.controller import Controller
 from esper.utils.rows import add_prefix, refill, strip_prefix, tensors_of, where_rows
@@ -150,24 +150,20 @@ class FinalSelection:
         self.epoch = torch.zeros_like(self.planted)  # [N] whose weights a network ends with, from 1 on
         self.last_epoch = torch.zeros_like(self.planted)  # [N] that a network trained
 
-    def play(
-        self,
-        controller: Controller,
-        episode: int = 0,
-        initial_slots: SlotStates | None = None,
-        on_step: OnStep | None = None,
-    ) -> EpisodeRecord:
+    def play(self, controller: Controller, episode: int = 0, on_step: OnStep | None = None) -> EpisodeRecord:
         """Play one episode; the record, and the environment, end with the selected networks.
 
         on_step: called with the result of every step.
         """
-
-        def update(result: StepResult) -> None:
+        played = Episode(self.environment, controller, episode)
+        while not self.environment.done:
+            result = played.step()
             self.update(result)
             if on_step is not None:
                 on_step(result)
-
-        return play(self.environment, controller, episode, initial_slots, update, self.finish)
+        self.finish()
+        played.refresh_last()
+        return played.record()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what it remembers after at least one epoch, as plain tensors."""

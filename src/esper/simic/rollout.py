@@ -159,25 +159,16 @@ class EpisodeRecord:
 
 
 class Episode:
-    """One episode under way: a controller and an environment, with all that was seen and done so far.
+    """One episode under way: a controller and an environment, with all that was seen and done so far."""
 
-    `initial_slots`: the seeds that the networks begin with, none by default.
-    """
-
-    def __init__(
-        self,
-        environment: Environment,
-        controller: Controller,
-        episode: int = 0,
-        initial_slots: SlotStates | None = None,
-    ):
+    def __init__(self, environment: Environment, controller: Controller, episode: int = 0):
         self.environment, self.controller = environment, controller
         uses_metrics = (
             controller.metric_users(environment.num_members)
             if isinstance(controller, Blocks)
             else controller.uses_metrics
         )
-        self.observation = environment.reset(episode, initial_slots, uses_metrics)
+        self.observation = environment.reset(episode, uses_metrics=uses_metrics)
         members, slots, seed = environment.members, environment.num_slots, environment.spec.seed
         device, batches = environment.device, environment.bodies.batches
         controller.begin(EpisodeInfo(members, slots, seed, device, episode, batches))
@@ -243,23 +234,14 @@ def play(
     environment: Environment,
     controller: Controller,
     episode: int,
-    initial_slots: SlotStates | None = None,
     on_step: Callable[[StepResult], None] | None = None,
-    finish: Callable[[], None] | None = None,
 ) -> EpisodeRecord:
-    """Play one episode and return its record.
-
-    `on_step` sees every result as it comes. `finish` may change the environment after the last step; what is
-    seen last is what it left.
-    """
-    played = Episode(environment, controller, episode, initial_slots)
+    """Play one episode and return its record; `on_step` sees every result as it comes."""
+    played = Episode(environment, controller, episode)
     while not environment.done:
         result = played.step()
         if on_step is not None:
             on_step(result)
-    if finish is not None:
-        finish()
-        played.refresh_last()
     return played.record()
 
 
