@@ -297,33 +297,13 @@ class Environment:
         actions: one row for each member; several are applied one after the other before the tick.
         Raises RuntimeError after the last step of an episode.
         """
-        slots = self.apply_actions(actions).slots
-        return self.finish_step(self.bodies.run_training(slots, self._training_clock(slots)))
-
-    def apply_actions(self, actions: Actions | Sequence[Actions]) -> AppliedActions:
-        """Run the first half of a step: apply and tick. The next epoch trains under the slots returned."""
-        if self.done:
-            raise RuntimeError(f"the episode ended after {self.clock} steps; call reset(episode) for another")
-        asked = [actions] if isinstance(actions, Actions) else actions
-        self.applied = self._apply(
-            self.slots,
-            self.state.evidence,
-            tuple((action.choices, action.rate) for action in asked),
-            ~self.bodies.finished,
-            self.derived.steps_left,
-            self.uses_metrics,
-            self.derived.spent,
-            self.state.rates,
-        )
-        return self.applied
-
-    def finish_step(self, training: TrainMetrics) -> StepResult:
-        """Run the second half of a step, after its epoch: validate, governor, observe, reward."""
-        applied = self.applied
+        applied = self.apply_actions(actions)
+        training = self.bodies.run_training(applied.slots, self._training_clock(applied.slots))
         validation = self.bodies.run_validation(applied.slots, unfinished=True)
         self.clock += 1
         clock = torch.full((), self.clock, device=self.device)
         totals = EpisodeTotals(self.flops, clock, self.uses_metrics, self.potential)
+        # Only what is read: arguments of a captured function are copied at every call.
         self.state, self.flops, self.derived, reward, terminated, panicked, rolled_back = self._finish(
             self.state,
             applied.active,
@@ -346,6 +326,22 @@ class Environment:
             rolled_back=rolled_back,
             training=training,
             validation=validation,
+        )
+
+    def apply_actions(self, actions: Actions | Sequence[Actions]) -> AppliedActions:
+        """Run the first half of a step: apply and tick. The next epoch trains under the slots returned."""
+        if self.done:
+            raise RuntimeError(f"the episode ended after {self.clock} steps; call reset(episode) for another")
+        asked = [actions] if isinstance(actions, Actions) else actions
+        return self._apply(
+            self.slots,
+            self.state.evidence,
+            tuple((action.choices, action.rate) for action in asked),
+            ~self.bodies.finished,
+            self.derived.steps_left,
+            self.uses_metrics,
+            self.derived.spent,
+            self.state.rates,
         )
 
     def _compute_applied(
