@@ -59,19 +59,6 @@ def _select_rows(source: Tensor, index: Tensor) -> Tensor:
     return source.index_select(0, index)
 
 
-class TakeRows(torch.autograd.Function):
-    """x and x[source]; `entry` is where each row of x was taken to as a variable, -1 if nowhere."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, source: Tensor, entry: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(entry)
-        return x, gather_rows(x, source)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, taken: Tensor) -> tuple[Tensor, None, None]:
-        return gather_rows(taken, ctx.saved_tensors[0], base=grad), None, None
-
-
 class AddToRows(torch.autograd.Function):
     """Each row that goes out: the row that it continues, and alpha · delta where it has an entry.
 
@@ -91,16 +78,20 @@ class AddToRows(torch.autograd.Function):
 
 
 class ReadRows(torch.autograd.Function):
-    """x, and x[index] added to what was read before; an index of -1 reads nothing.
+    """x, and x[index] added to what was read before, if anything; an index of -1 reads nothing.
 
     read_by: which reading each row of x gets a gradient from, -1 for none; other readings are constants.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, before: Tensor, index: Tensor, read_by: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, before: Tensor | None, index: Tensor, read_by: Tensor
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(read_by)
         return x, gather_rows(x, index, base=before)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, read: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        return gather_rows(read, ctx.saved_tensors[0], base=grad), read, None, None
+    def backward(ctx: Any, grad: Tensor, read: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        before = read if ctx.needs_input_grad[1] else None
+        # x is returned as well, so that the gradients of both uses are added here, in one pass over the rows.
+        return gather_rows(read, ctx.saved_tensors[0], base=grad), before, None, None

@@ -14,7 +14,7 @@ from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Bl
 from esper.population.blueprints import BlendGate
 from esper.population.config import PopulationConfig
 from esper.population.forms import FormCodes, SlotForms
-from esper.population.gather import AddToRows, ReadRows, TakeRows
+from esper.population.gather import AddToRows, ReadRows
 from esper.population.hosts import EntrySegment, Host, block_of
 from esper.population.optimizer import has_triton
 from esper.population.plan.packing import Group, Plan, Station, widened_span
@@ -207,8 +207,7 @@ class RowNetwork:
         if not station.beside.shape[0]:
             return x, beside
         last = self._to_channels_last(x)
-        before = last.new_zeros(station.beside.shape[0], *last.shape[1:]) if beside is None else beside
-        kept, read = ReadRows.apply(last, before, station.beside, station.read_by)  # type: ignore[no-untyped-call]
+        kept, read = ReadRows.apply(last, beside, station.beside, station.read_by)  # type: ignore[no-untyped-call]
         return self._to_channels_first(kept), read
 
     def _run_station(
@@ -234,7 +233,7 @@ class RowNetwork:
         A row that forks here takes its member's activation as a constant: it trains only what lies behind.
         """
         entry = station.entry[: station.before]
-        kept, h = TakeRows.apply(self._to_channels_last(x), station.source, entry)  # type: ignore[no-untyped-call]
+        kept, h = ReadRows.apply(self._to_channels_last(x), None, station.source, entry)  # type: ignore[no-untyped-call]
         return self._to_channels_first(kept), self._to_channels_first(h)
 
     def _part_outputs(
