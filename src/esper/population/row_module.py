@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import cast
 
@@ -87,19 +87,14 @@ class RowModule:
         template = copy.deepcopy(module).to(device)
         rows = row_form(template, method)
         self.in_row_form = rows is not None
-        self._run = _under_vmap(template) if rows is None else _with_lent_weights(rows)
+        if rows is None:
+            self._run: Run = vmap(partial(functional_call, template), randomness="different")
+        else:
+            self._run = _with_lent_weights(rows)
 
     def __call__(self, rows: Tensor, x: Tensor) -> Tensor:
         """rows [R, P], x [R, B, ...] → [R, B, ...]"""
         return self._run(self.layout.unflatten(rows), x)
-
-
-def _under_vmap(module: nn.Module) -> Run:
-    def run(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        result: Tensor = functional_call(module, tensors, (x,))
-        return result
-
-    return vmap(run, randomness="different")
 
 
 def _with_lent_weights(module: nn.Module) -> Run:
