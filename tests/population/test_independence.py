@@ -60,7 +60,7 @@ def course(
     for epoch in range(2):
         trained = population.train_epoch(states, mine, Clock(0, epoch, 2))
         judged = population.validate(states, mine)
-        seen += [trained.loss, trained.shadow_loss, judged.loss, judged.accuracy, judged.contribution]
+        seen += [trained.loss, judged.loss, judged.accuracy, judged.contribution]
     return population, seen
 
 

@@ -54,7 +54,7 @@ def measured(
     row = torch.zeros(1)
     seeds = SeedGradients(one(health), one(health), one(1 - health), one(0 * health), one(health))
     return (
-        TrainMetrics(loss=row, shadow_loss=one(NAN), seeds=seeds),
+        TrainMetrics(loss=row, seeds=seeds),
         ValidationMetrics(row, row, one(contribution), one(shadow)),
     )
 

@@ -309,7 +309,6 @@ class LivePopulation:
         self.forget_measurements()
         isolated = _true_slots(states.stage == Stage.TRAINING)
         total = torch.zeros((), device=self.model_device)
-        shadow = torch.zeros(self.num_slots, device=self.model_device)
         host_norm = torch.zeros((), device=self.model_device)
         count = samples = 0
         shares = 0.0
@@ -323,7 +322,7 @@ class LivePopulation:
             shares += result.samples * (1.0 if self.progressive is None else self.progressive.share)
             total += result.loss.detach()
             for k in isolated:
-                shadow[k] += self._backward_isolated(k, batch)
+                self._backward_isolated(k, batch)
             count, samples = count + 1, samples + result.samples
             if count % self.settings.accumulate == 0:
                 host_norm = self._step_optimizer()
@@ -335,7 +334,6 @@ class LivePopulation:
         self._trained_share = shares / max(samples, 1)
         return TrainMetrics(
             loss=(total / max(count, 1)).cpu().view(1),
-            shadow_loss=(shadow.cpu() / max(count, 1)).where(states.stage == Stage.TRAINING, math.nan),
             seeds=self._seed_gradients(host_norm),
         )
 
@@ -367,8 +365,8 @@ class LivePopulation:
             )
         return result
 
-    def _backward_isolated(self, k: int, batch: Any) -> Tensor:
-        """Return the loss with the seed of slot k at alpha 1; add the seed's gradients.  # → []"""
+    def _backward_isolated(self, k: int, batch: Any) -> None:
+        """Add the gradients of the seed of slot k with its alpha at 1."""
         slot = self.slots[k]
         own = [p for p in slot.parameters() if p.requires_grad]
         others = [other for other in self.slots if other is not slot]
@@ -379,7 +377,6 @@ class LivePopulation:
             if gradient is not None:
                 gradient = gradient / self.settings.accumulate
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-        return loss.detach()
 
     def _step_optimizer(self) -> Tensor:
         """Step the optimizer, and grow into the model; return the norm of the gradient.  # → []"""

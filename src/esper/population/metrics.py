@@ -51,16 +51,14 @@ class TrainMetrics:
     """The metrics of an epoch of training."""
 
     loss: Tensor  # [N] mean over the epoch
-    shadow_loss: Tensor  # [N, S] of seeds that train in isolation, NaN elsewhere
     seeds: SeedGradients  # each [N, S], NaN where nothing was trained
 
     @staticmethod
     def unmeasured(num_members: int, num_slots: int, device: torch.device) -> TrainMetrics:
         """Return NaN everywhere."""
         loss = torch.full((num_members,), math.nan, device=device)
-        count = 1 + len(fields(SeedGradients))
-        shadow_loss, *seeds = torch.full((count, num_members, num_slots), math.nan, device=device)
-        return TrainMetrics(loss, shadow_loss, SeedGradients(*seeds))
+        shape = (len(fields(SeedGradients)), num_members, num_slots)
+        return TrainMetrics(loss, SeedGradients(*torch.full(shape, math.nan, device=device)))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ largest of them needs. They are dropped when this process holds more than half o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
@@ -169,15 +168,13 @@ class TrainEpoch:
         for block in self.blocks:
             for own, columns in block.columns:
                 self.state.parts.columns(columns).put(self.plan.live[block.lives], block.rows.columns(own))
-        (shadow,) = self.plan.tables  # [n, S]
         mean = self.total_loss / self.state.config.batches_per_epoch
-        isolated = mean[shadow.clamp(min=0)].masked_fill(shadow < 0, math.nan)
         gradients = [block.gradient for block in self.blocks]
         if not self.by_group:
             sizes = [group.live for group in self.plan.groups]
             gradients = [*gradients[0][: sum(sizes)].split(sizes)]
         seeds = measure_seeds(self.state.network, self.plan, gradients, self.host_norm)
-        return TrainMetrics(mean[: self.plan.own], isolated, seeds)
+        return TrainMetrics(mean[: self.plan.own], seeds)
 
     def _step(self) -> None:
         """Train on the next minibatch."""

@@ -99,12 +99,9 @@ class Rows:
 
 
 def training_rows(view: SlotView) -> Rows:
-    """Return every member's own row, then one row for each isolated seed with the alpha of that seed at 1.
-
-    Its table: the row that trains the seed of each slot.
-    """
+    """Return every member's own row, then one row for each isolated seed with the alpha of that seed at 1."""
     rows = _own_and(view, view.training, np.ones(view.shape))
-    return replace(rows, isolates=True)
+    return replace(rows, isolates=True, tables=())  # the results of single rows are not asked for
 
 
 def measurement_rows(view: SlotView, ablate: bool = True) -> Rows:
