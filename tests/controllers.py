@@ -9,10 +9,10 @@ import torch
 from esper.lifecycle.actions import Actions, Op
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.scripted import ScriptedController
+from esper.tamiyo.scripted import Heuristic
 
 
-class Scheduled(ScriptedController):
+class Scheduled(Heuristic):
     """Germinates a seed at each step of a list, or as soon after it as is legal; never prunes."""
 
     def __init__(self, steps: Sequence[int]):

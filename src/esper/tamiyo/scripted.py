@@ -114,33 +114,6 @@ class RandomLegal(Controller):
         return build_actions(op, any_legal(slots, draws[:, Head.SLOT]), torch.stack(details, dim=1))
 
 
-class ScriptedController(Controller):
-    """What scripted controllers share: blueprints in turn, advance and fossilise as the gates allow.
-
-    What a gate would refuse is not legal in the masks of an environment, so that no gate is asked here.
-    """
-
-    uses_metrics = True
-
-    def begin(self, info: EpisodeInfo) -> None:
-        """Start an episode in which no member has planted anything yet."""
-        self._planted = torch.zeros_like(info.members)  # [N] seeds so far
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"planted": self._planted}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._planted = state["planted"].to(self._planted.device)
-
-    def act(self, candidates: Mapping[Op, Tensor], masks: ActionMasks) -> Actions:
-        """Return the first legal candidate; a seed gets the next of the legal blueprints."""
-        details = _planting(masks.op.device).repeat(masks.op.shape[0], 1)
-        details[:, Head.BLUEPRINT] = kth_legal(masks.blueprint, self._planted)
-        actions = first_legal(candidates, masks, details)
-        self._planted = self._planted + (actions[Head.OP] == Op.GERMINATE)
-        return actions
-
-
 @device_table
 def _planting() -> Tensor:
     """Return how a scripted controller plants: a sigmoid ramp to full strength.  # [heads]"""
@@ -158,23 +131,26 @@ PRUNE_POINTS = -2.0  # prune any seed whose contribution is this many points or 
 REST_EPOCHS = 5  # no germination for this long after a prune
 
 
-class Heuristic(ScriptedController):
+class Heuristic(Controller):
     """Germinates on a plateau, advances as the gates allow, keeps what helps and prunes what hurts.
 
     A seed at full strength (HOLDING) is pruned as soon as its contribution is negative; one that is still
-    being blended in gets the benefit of the doubt down to PRUNE_POINTS.
+    being blended in gets the benefit of the doubt down to PRUNE_POINTS. What a gate would refuse is not legal
+    in the masks of an environment, so that no gate is asked here.
     """
 
+    uses_metrics = True
+
     def begin(self, info: EpisodeInfo) -> None:
-        """Start an episode in which no member has pruned anything, so that all may plant."""
-        super().begin(info)
+        """Start an episode in which no member has planted or pruned anything yet."""
+        self._planted = torch.zeros_like(info.members)  # [N] seeds so far
         self._rested = torch.zeros_like(info.members)  # [N] the step from which a seed may be planted
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {**super().state_dict(), "rested": self._rested}
+        return {"planted": self._planted, "rested": self._rested}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        super().load_state_dict(state)
+        self._planted = state["planted"].to(self._planted.device)
         self._rested = state["rested"].to(self._rested.device)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
@@ -193,4 +169,12 @@ class Heuristic(ScriptedController):
         }
         actions = self.act(candidates, masks)
         self._rested = torch.where(actions[Head.OP] == Op.PRUNE, step + REST_EPOCHS, self._rested)
+        return actions
+
+    def act(self, candidates: Mapping[Op, Tensor], masks: ActionMasks) -> Actions:
+        """Return the first legal candidate; a seed gets the next of the legal blueprints."""
+        details = _planting(masks.op.device).repeat(masks.op.shape[0], 1)
+        details[:, Head.BLUEPRINT] = kth_legal(masks.blueprint, self._planted)
+        actions = first_legal(candidates, masks, details)
+        self._planted = self._planted + (actions[Head.OP] == Op.GERMINATE)
         return actions
