@@ -17,14 +17,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Actions, Blueprint, Head, Op, Style, Tempo
 from esper.lifecycle.legality import grows_block
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.config import Conditions
 from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.scripted import build_actions, first_legal
+from esper.tamiyo.scripted import build_actions, first_legal, planting_details
 from esper.utils.errors import UserError
 
 _LINE = re.compile(r"(?P<name>\w+)@(?P<at>[0-9]*\.?[0-9]+)(x(?P<times>\d+))?")
@@ -147,7 +147,7 @@ class Schedule(Controller):
         self, slot: int, due: Tensor, blueprint: Tensor, grows: Tensor, stage: Tensor
     ) -> list[Actions]:
         """Plant and advance in one slot; fossilise a seed whose ramp is over.  # each [N]"""
-        details = _details(blueprint)
+        details = planting_details(blueprint, Style.LINEAR_ADD, Tempo.FAST)
         at = torch.full_like(blueprint, slot)
         blending = stage == Stage.BLENDING
         slowly = [(Op.ADVANCE, due & ~grows), (Op.ADVANCE, (due & ~grows) | blending)]
@@ -179,19 +179,12 @@ class PacedSchedule(Schedule):
         slot = (legal & masks.slot_by_op[:, Op.GERMINATE]).int().argmax(dim=1, keepdim=True)  # the first
         everywhere = torch.ones_like(legal)
         candidates = {Op.GERMINATE: legal, Op.FOSSILIZE: everywhere}
-        actions = first_legal(candidates, masks, _details(wanted.gather(1, slot).squeeze(1)))
+        blueprint = wanted.gather(1, slot).squeeze(1)
+        details = planting_details(blueprint, Style.LINEAR_ADD, Tempo.FAST)
+        actions = first_legal(candidates, masks, details)
         # Only what was planted is struck off: a member that could not act keeps what it owes.
         planted = torch.zeros_like(legal).scatter(
             1, slot, (actions.choices[:, Head.OP] == Op.GERMINATE).unsqueeze(1)
         )
         self._remaining -= (lines & planted).long()
         return actions
-
-
-def _details(blueprint: Tensor) -> Tensor:
-    """Return how a seed of this blueprint is planted: added at once, in full.  # [N] → [N, heads]"""
-    details = torch.zeros(len(blueprint), len(Head), dtype=torch.long, device=blueprint.device)
-    details[:, Head.BLUEPRINT] = blueprint
-    details[:, Head.STYLE], details[:, Head.TEMPO] = int(Style.LINEAR_ADD), int(Tempo.FAST)
-    details[:, Head.ALPHA_TARGET] = int(AlphaTarget.FULL)
-    return details

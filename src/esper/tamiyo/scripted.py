@@ -40,6 +40,15 @@ def build_actions(op: Tensor, slot: Tensor, details: Tensor) -> Actions:
     return Actions(choices * relevance(op))
 
 
+def planting_details(blueprint: Tensor, style: Style, tempo: Tempo) -> Tensor:
+    """Return how a seed of this blueprint is planted; its target is full strength.  # [N] → [N, heads]"""
+    details = torch.zeros(len(blueprint), len(Head), dtype=torch.long, device=blueprint.device)
+    details[:, Head.BLUEPRINT] = blueprint
+    details[:, Head.STYLE], details[:, Head.TEMPO] = int(style), int(tempo)
+    details[:, Head.ALPHA_TARGET] = int(AlphaTarget.FULL)
+    return details
+
+
 def kth_legal(mask: Tensor, k: Tensor) -> Tensor:
     """Return the k-th legal choice of each row, counted round and round.  # mask [N, C] bool, k [N] → [N]"""
     rank = mask.cumsum(dim=1)  # 1, 2, ... at the legal ones
@@ -114,15 +123,6 @@ class RandomLegal(Controller):
         return build_actions(op, any_legal(slots, draws[:, Head.SLOT]), torch.stack(details, dim=1))
 
 
-@device_table
-def _planting() -> Tensor:
-    """Return how a scripted controller plants: a sigmoid ramp to full strength.  # [heads]"""
-    row = torch.zeros(len(Head), dtype=torch.long)
-    row[Head.STYLE], row[Head.TEMPO] = int(Style.SIGMOID_ADD), int(Tempo.STANDARD)
-    row[Head.ALPHA_TARGET] = int(AlphaTarget.FULL)
-    return row
-
-
 # When the heuristic grows and when it gives up: chosen by hand on episodes of 30 steps.
 PLATEAU_POINTS = 1.0  # an epoch that gains fewer points of accuracy made no progress
 FIRST_EPOCH = 2  # never germinate before this many epochs
@@ -173,8 +173,8 @@ class Heuristic(Controller):
 
     def act(self, candidates: Mapping[Op, Tensor], masks: ActionMasks) -> Actions:
         """Return the first legal candidate; a seed gets the next of the legal blueprints."""
-        details = _planting(masks.op.device).repeat(masks.op.shape[0], 1)
-        details[:, Head.BLUEPRINT] = kth_legal(masks.blueprint, self._planted)
+        blueprint = kth_legal(masks.blueprint, self._planted)
+        details = planting_details(blueprint, Style.SIGMOID_ADD, Tempo.STANDARD)
         actions = first_legal(candidates, masks, details)
         self._planted = self._planted + (actions[Head.OP] == Op.GERMINATE)
         return actions
