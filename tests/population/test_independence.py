@@ -55,7 +55,7 @@ def course(
     states = everyone[ids]
     plant(population, states, awake=False)
     data = make_data(world, everyone.num_members, tasks=3)
-    mine = MemberData.of(data.inputs, data.targets, data.task_of[ids])
+    mine = MemberData(data.inputs, data.targets, data.task_of[ids])
     seen = []
     for epoch in range(2):
         trained = population.train_epoch(states, mine, Clock(0, epoch, 2))

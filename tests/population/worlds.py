@@ -92,7 +92,7 @@ def make_data(world: str, members: int, tasks: int = 1, samples: int = 24) -> Me
     else:
         inputs = torch.randn(shapes, generator=generator)
         targets = torch.randint(CLASSES, shapes[:2], generator=generator)
-    return MemberData.of(inputs, targets, torch.arange(members) % tasks)
+    return MemberData(inputs, targets, torch.arange(members) % tasks)
 
 
 def record(

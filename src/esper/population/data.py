@@ -22,12 +22,8 @@ class MemberData:
     @staticmethod
     def shared(inputs: Tensor, targets: Tensor, num_members: int) -> MemberData:
         """Give one task to all members."""
-        return MemberData.of(inputs[None], targets[None], torch.zeros(num_members, dtype=torch.long))
-
-    @staticmethod
-    def of(inputs: Tensor, targets: Tensor, task_of: Tensor) -> MemberData:
-        """Give each member one of several tasks."""
-        return MemberData(inputs, targets, task_of.to(inputs.device))
+        task_of = torch.zeros(num_members, dtype=torch.long, device=inputs.device)
+        return MemberData(inputs[None], targets[None], task_of)
 
     @property
     def num_samples(self) -> int:

@@ -188,7 +188,7 @@ class TaskPopulation(Population):
     def member_data(self, splits: Sequence[Split]) -> MemberData:
         """Deal one split of each task to the members by their ids, cut to the length of the shortest."""
         shortest = min(len(split) for split in splits)
-        return MemberData.of(
+        return MemberData(
             torch.stack([split.inputs[:shortest] for split in splits]),
             torch.stack([split.targets[:shortest] for split in splits]),
             self.members.cpu() % len(splits),
