@@ -16,15 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.population.blocks import (
-    CausalAttention,
-    FilteredConv,
-    ScaledConv1d,
-    ScaledConv2d,
-    StandardizedConv1d,
-    StandardizedConv2d,
-)
-from esper.population.hosts import GlobalMean
+from esper.population.blocks import SCALED, STANDARDIZED, CausalAttention, FilteredConv
+from esper.population.hosts import CONVOLUTIONS, GlobalMean
 
 Conv = nn.Conv1d | nn.Conv2d
 ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.LeakyReLU, nn.ELU)
@@ -319,13 +312,9 @@ def _row_embedding(layer: nn.Embedding) -> nn.Module | None:
     return RowEmbedding(layer) if plain and not (layer.scale_grad_by_freq or layer.sparse) else None
 
 
+_CONVOLUTIONS = (*CONVOLUTIONS.values(), *STANDARDIZED.values(), *SCALED.values())
 _ROW_LAYERS: dict[type[nn.Module], Callable[[Any, str], nn.Module | None]] = {
-    nn.Conv1d: _row_conv,
-    nn.Conv2d: _row_conv,
-    StandardizedConv1d: _row_conv,
-    StandardizedConv2d: _row_conv,
-    ScaledConv1d: _row_conv,
-    ScaledConv2d: _row_conv,
+    **dict.fromkeys(_CONVOLUTIONS, _row_conv),
     nn.GroupNorm: _row_group_norm,
     nn.LayerNorm: _row_layer_norm,
     nn.Linear: lambda layer, method: RowLinear(layer),
