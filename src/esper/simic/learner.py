@@ -200,10 +200,6 @@ class Learner(LearnedController):
         if self.plans > 1:
             self.buffer.weigh_rows(self._info.members, self.config.temperature)
 
-    def export_rollout(self) -> dict[str, Tensor]:
-        """Return copies of this episode's transitions, for `load_rollouts`."""
-        return {name: value.clone() for name, value in self.buffer.tensors().items()}
-
     def load_rollouts(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
-        """Continue with the transitions of all shards, from what `export_rollout` returned for each."""
+        """Continue with the transitions of all shards, from the `tensors` of the buffer of each."""
         self._learned = self.buffer.concatenate(parts)

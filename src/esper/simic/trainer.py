@@ -166,7 +166,8 @@ class Trainer:
             for block, record in records.items():
                 piece |= add_prefix(f"record.{block}", record.tensors())
             for name, learner in self.learners.items():
-                piece |= add_prefix(f"rollout.{name}", learner.export_rollout())
+                # Copies: the next shard writes its transitions into the same buffer.
+                piece |= add_prefix(f"rollout.{name}", learner.buffer.tensors())
             pieces.append(piece)
         everyone = gather_pieces(self.gather, pieces)
         if any(not torch.equal(piece["state"], state) for piece in everyone):
