@@ -33,7 +33,6 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.common import line_of, machine_name, synchronize
-from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.stages import SEED_STAGES
 from esper.population.config import PopulationConfig
 from esper.population.hosts import GlobalMean, Host
@@ -137,7 +136,7 @@ def make_trainer(args: argparse.Namespace, num_members: int) -> Trainer:
         gamma=ppo.gamma,
         device=args.device,
         episode=EpisodeConfig(steps=args.steps, clock="steps"),
-        lifecycle=lifecycle_for(args.steps, LifecycleConfig(allow_unfinished=True)),
+        lifecycle=lifecycle_for(args.steps).model_copy(update={"allow_unfinished": True}),
         population=population,
         make_host=lambda: make_host(work),
     )

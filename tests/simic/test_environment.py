@@ -21,7 +21,7 @@ from esper.simic.rollout import play
 from esper.tamiyo.controller import EpisodeInfo
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tamiyo.scripted import RandomLegal
-from tests.simic.worlds import GAMMA, QUICK, make_agent, make_environment
+from tests.simic.worlds import GAMMA, make_agent, make_environment
 
 PLANT = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.MLP_SMALL, Head.ALPHA_TARGET: 2, Head.TEMPO: 0}
 ADVANCE = {Head.OP: Op.ADVANCE}
@@ -163,7 +163,6 @@ def test_dwell_times_follow_the_length_of_an_episode() -> None:
     assert lifecycle_for(30).gates.training_epochs == 3
     assert lifecycle_for(5).gates.training_epochs == 1
     assert lifecycle_for(1000).gates.training_epochs == 10
-    assert lifecycle_for(30, QUICK).embargo_ticks == QUICK.embargo_ticks
 
 
 # ---- saving ----------------------------------------------------------------------------------------------

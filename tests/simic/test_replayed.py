@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.config import LifecycleConfig
 from esper.population.population import Population
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.config import lifecycle_for
@@ -25,7 +24,7 @@ from tests.simic.worlds import make_residual
 
 def episodes(clock: str, replayed: bool) -> tuple[list[EpisodeRecord], int]:
     """Two episodes of an untrained policy in which members break, and how many functions were captured."""
-    rules = lifecycle_for(8, LifecycleConfig(allow_unfinished=True))
+    rules = lifecycle_for(8).model_copy(update={"allow_unfinished": True})
     with (
         graphs_on_cpu() as made,
         patch.object(Population, "replays", new_callable=PropertyMock, return_value=replayed),

@@ -97,16 +97,13 @@ class GovernorConfig(Config):
     penalty: float = Field(default=0.1, ge=0, description="taken from the reward of the step that did it")
 
 
-def lifecycle_for(steps: int, base: LifecycleConfig | None = None) -> LifecycleConfig:
+def lifecycle_for(steps: int) -> LifecycleConfig:
     """Fit the time in TRAINING to an episode of `steps`: a tenth of it, at most 10 epochs.
 
     In an episode of 30 steps a seed trains alone for 3 epochs, so that three of them can grow one after
     another.
     """
-    base = base or LifecycleConfig()
-    dwell = max(1, min(10, steps // 10))
-    gates: GateConfig = base.gates.model_copy(update={"training_epochs": dwell})
-    return base.model_copy(update={"gates": gates})
+    return LifecycleConfig(gates=GateConfig(training_epochs=max(1, min(10, steps // 10))))
 
 
 class PPOConfig(Config):
