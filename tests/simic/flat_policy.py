@@ -66,7 +66,7 @@ class FlatPolicy(nn.Module):
 
     def initial_state(self, num_rows: int, device: torch.device | str = "cpu") -> Tensor:
         """Zeros, of width 0 where there is no memory.  # [N, state]"""
-        return torch.zeros(num_rows, 0 if self.core is None else self.core.state_size, device=device)
+        return torch.zeros(num_rows, 0 if self.core is None else 2 * self.core.width, device=device)
 
     def sequence(
         self,

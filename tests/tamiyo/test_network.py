@@ -149,7 +149,7 @@ def test_steps_and_sequence_agree_across_a_reset_in_the_middle() -> None:
     resets = no_resets()
     resets[:, 0] = True
     resets[::2, 3] = True
-    state = torch.randn(MEMBERS, net.core.state_size)
+    state = torch.randn(MEMBERS, 2 * net.core.width)
     uniforms = torch.rand(MEMBERS, STEPS, len(Head))
     with torch.no_grad():
         steps, memory = [], state

@@ -59,7 +59,7 @@ def test_the_core_is_an_lstm_that_resets_inside_the_sequence_and_has_its_gradien
 
 def test_a_reset_clears_a_memory_that_is_not_a_number() -> None:
     core, inputs, _, _ = scene(3)
-    state = torch.full((ROWS, core.state_size), float("nan"))
+    state = torch.full((ROWS, 2 * core.width), float("nan"))
     resets = torch.zeros(ROWS, STEPS, dtype=torch.bool)
     resets[0, 0] = True
     outputs, _ = core(inputs, state, resets)

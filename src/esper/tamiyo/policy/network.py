@@ -41,12 +41,7 @@ class RecurrentCore(nn.Module):
         for gate in self.from_hidden.weight.data.chunk(4):
             nn.init.orthogonal_(gate)
         # Forget bias of 1, as in Jozefowicz et al. 2015: the memory is kept to begin with.
-        self.from_input.bias.data[width : 2 * width] = 1.0  # the memory is kept to begin with
-
-    @property
-    def state_size(self) -> int:
-        """Return numbers of memory per row: what is put out, and the cell."""
-        return 2 * self.width
+        self.from_input.bias.data[width : 2 * width] = 1.0
 
     def forward(self, inputs: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
         """Run inputs [N, T, I], state [N, 2W], resets [N, T] bool → outputs [N, T, W], state [N, 2W]."""
@@ -209,8 +204,8 @@ class TamiyoNet(nn.Module):
             self.rate_head = linear(width, len(Rate), gain=0.01)
 
     def initial_state(self, num_rows: int, device: torch.device | str = "cpu") -> Tensor:
-        """Return the memory of a fresh episode: zeros.  # [N, state]"""
-        return torch.zeros(num_rows, self.core.state_size, device=device)
+        """Return the memory of a fresh episode, of the output and the cell: zeros.  # [N, 2W]"""
+        return torch.zeros(num_rows, 2 * self.core.width, device=device)
 
     def sequence(
         self,
