@@ -23,7 +23,7 @@ from torch import nn
 
 from benchmarks.common import line_of, machine_name, read_results, synchronize
 from esper.lifecycle.actions import Blueprint, Style
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
@@ -32,6 +32,7 @@ from esper.population.hosts import Host, build_host
 from esper.population.population import Population
 from esper.utils.devices import keep_freed_memory
 from studies.command_line import existing_device, positive
+from tests.slots import SlotRecord, states_from_records
 
 BLUEPRINTS = {
     "cnn": (Blueprint.CONV_LIGHT, Blueprint.NORM, Blueprint.DEPTHWISE, Blueprint.CONV_SMALL),
@@ -76,7 +77,7 @@ def random_states(num_members: int, num_slots: int, seeds: bool, host: str = "cn
         style = Style.SIGMOID_ADD
         return SlotRecord(stage=stage, blueprint=blueprint, style=style, alpha=alpha, alpha_target=1.0)
 
-    return SlotStates.from_records([[record(i, s) for s in range(num_slots)] for i in range(num_members)])
+    return states_from_records([[record(i, s) for s in range(num_slots)] for i in range(num_members)])
 
 
 def milliseconds(calls: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:

@@ -14,13 +14,14 @@ from esper.lifecycle.actions import HEADS_READ, Actions, AlphaCurve, Head, Op, r
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import apply, ease, force_prune, merge_outcomes, tick
 from esper.lifecycle.legality import Gate, fitting_in_time, legal_slots_by_op
-from esper.lifecycle.slot_states import AlphaMode, SlotEvidence, SlotRecord, SlotStates
+from esper.lifecycle.slot_states import AlphaMode, SlotEvidence, SlotStates
 from esper.lifecycle.stages import TRANSITIONS, Stage
 from esper.utils.rows import map_tensors
 from tests.lifecycle import reference as ref
 from tests.lifecycle.strategies import Step, episode, fits_of, random_evidence
 from tests.operations import count_operations
 from tests.scenes import random_states
+from tests.slots import SlotRecord, states_from_records
 
 RULES = LifecycleConfig()
 
@@ -37,7 +38,7 @@ def test_force_prune_asks_neither_age_nor_stage_but_needs_a_seed() -> None:
         None,
         SlotRecord(Stage.EMBARGOED),
     ]
-    states = SlotStates.from_records([records, records])
+    states = states_from_records([records, records])
     where = torch.tensor([[True] * 4, [False] * 4])
     after = force_prune(states, where)
     assert after.stage.tolist() == [[8, 8, 1, 9], [2, 7, 1, 9]]
@@ -250,7 +251,7 @@ def outcome_of(
 ) -> tuple[bool, int]:
     measured = SlotEvidence.unmeasured(1, 1).replace(**{n: torch.tensor([[v]]) for n, v in evidence.items()})
     action = Actions.of([{Head.OP: op, Head.BLUEPRINT: blueprint}])
-    states = SlotStates.from_records([[record]])
+    states = states_from_records([[record]])
     outcome = apply(states, action, measured, RULES, fits_of(states, topology))
     assert outcome.legal.item(), "a gate is asked about legal actions only"
     return bool(outcome.succeeded.item()), int(outcome.refused_by.item())

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from esper.lifecycle.actions import Actions, Head, Op
-from esper.lifecycle.slot_states import SlotEvidence, SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.action_masks import SlotMaskState, compute_batch_masks
 from tests.scenes import random_states
+from tests.slots import SlotRecord, states_from_records
 
 
 def test_empty_is_dormant_and_enabled() -> None:
@@ -24,15 +25,12 @@ def test_empty_is_dormant_and_enabled() -> None:
     states.check()
 
 
-def test_from_records_places_every_field() -> None:
-    record = SlotRecord(
-        Stage.BLENDING, 4, 2, 1, 0.25, 0.0, 1.0, 1, 3, 5, 2, age=17, epochs_in_stage=2, enabled=True
-    )
-    states = SlotStates.from_records([[None, record], [record, None]])
+def test_every_field_of_an_empty_slot_has_its_default() -> None:
+    states = SlotStates.empty(1, 1)
     for field in dataclasses.fields(SlotRecord):
-        column = getattr(states, field.name)
-        assert column[0, 1].item() == getattr(record, field.name), field.name
-        assert column[1, 1].item() == getattr(SlotRecord(), field.name), field.name
+        found = getattr(states, field.name).item()
+        assert found == field.default, field.name
+        assert type(found).__name__ == field.type, field.name
 
 
 def test_indexing_keeps_two_dimensions() -> None:
@@ -45,9 +43,9 @@ def test_indexing_keeps_two_dimensions() -> None:
 
 def test_a_seed_needs_a_blueprint_and_a_member_an_enabled_slot() -> None:
     with pytest.raises(ValueError, match=r"member 0, slot 0 is in stage 3 with blueprint -1"):
-        SlotStates.from_records([[SlotRecord(stage=Stage.TRAINING)]])
+        states_from_records([[SlotRecord(stage=Stage.TRAINING)]])
     with pytest.raises(ValueError, match="member 1 has no enabled slot"):
-        SlotStates.from_records([[None, None], [SlotRecord(enabled=False)] * 2])
+        states_from_records([[None, None], [SlotRecord(enabled=False)] * 2])
 
 
 def test_evidence_forgets_where_told() -> None:
@@ -60,7 +58,6 @@ def test_evidence_forgets_where_told() -> None:
 @pytest.mark.parametrize("value", [5, 11, 99, -1])
 def test_unknown_stages_are_refused_at_every_entrance(value: int) -> None:
     doors = {
-        "SlotRecord": lambda: SlotStates.from_records([[SlotRecord(stage=value)]]),
         "SlotMaskState": lambda: compute_batch_masks([[SlotMaskState(stage=value)]]),
         "SlotStates": lambda: SlotStates.empty(2, 2).replace(stage=torch.full((2, 2), value)).check(),
     }

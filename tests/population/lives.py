@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import Blueprint, Style
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import HOST_PRESETS, Host
 from esper.population.population import Population
 from tests.population.worlds import CLASSES, SMALL, Fold, OneAfterAnother, plant, record
+from tests.slots import SlotRecord, states_from_records
 
 ALPHAS = (0.25, 0.5, 0.75, 1.0)  # the plan holds them in float32
 GROWN_STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
@@ -89,7 +90,7 @@ class Life:
             ]
             for i in range(fits.shape[0])
         ]
-        self.states = plant(self.population, SlotStates.from_records(records), awake)
+        self.states = plant(self.population, states_from_records(records), awake)
         if self.plain is not None:
             for i, s in self.seeds():
                 name, style = int(self.states.blueprint[i, s]), int(self.states.style[i, s])

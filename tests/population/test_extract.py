@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from esper.lifecycle.actions import Blueprint, Style
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.extract import describe_growth, extract
 from esper.population.network import RowNetwork
 from esper.population.population import Population
 from esper.population.row_module import RowModule
 from tests.population.worlds import WORLDS, make_population, plant, record
+from tests.slots import SlotRecord, states_from_records
 
 NOTHING = SlotStates.empty(1, 2)
 CLONE, HALF, FULL = Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL
@@ -24,7 +25,7 @@ CLONE, HALF, FULL = Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL
 
 def test_nothing_of_the_population_is_left_in_the_module() -> None:
     seeds = [record(Stage.HOLDING, Blueprint.NORM, Style.GATED_GATE), record(Stage.BLENDING, 3, alpha=0.7)]
-    states = SlotStates.from_records([seeds] * 2)
+    states = states_from_records([seeds] * 2)
     population = make_population("images", 2)
     plant(population, states)
     module = extract(population, states, 1)
@@ -62,7 +63,7 @@ def folded(population: Population, *rounds: tuple[Blueprint | None, Blueprint | 
     """Seeds of these blueprints, folded in one round after the other."""
     for names in rounds:
         rows: list[SlotRecord | None] = [None if n is None else record(Stage.FOSSILIZED, n) for n in names]
-        states = plant(population, SlotStates.from_records([rows]))
+        states = plant(population, states_from_records([rows]))
         population.fold(states.blueprint >= 0, states.style)
         population.read_slots(NOTHING)
     return population
@@ -72,7 +73,7 @@ def folded(population: Population, *rounds: tuple[Blueprint | None, Blueprint | 
 def test_a_member_that_did_not_grow_has_no_changes(world: str) -> None:
     population = make_population(world, 1)
     assert describe_growth(population, NOTHING, 0) == []
-    isolated = SlotStates.from_records([[record(Stage.TRAINING, Blueprint.NORM), None]])
+    isolated = states_from_records([[record(Stage.TRAINING, Blueprint.NORM), None]])
     assert describe_growth(population, plant(population, isolated), 0) == []
 
 
@@ -112,7 +113,7 @@ def test_what_was_folded_in_is_named_by_block(
 def test_channels_grafts_and_half_heard_seeds() -> None:
     population = folded(make_population("residual images", 1), (FULL, Blueprint.NORM))
     half = record(Stage.BLENDING, Blueprint.CONV_LIGHT, Style.GATED_GATE, 0.5)
-    states = plant(population, SlotStates.from_records([[record(Stage.HOLDING, CLONE), half]]))
+    states = plant(population, states_from_records([[record(Stage.HOLDING, CLONE), half]]))
     assert describe_growth(population, states, 0) == [
         "block 1 repeated once",
         "channels 3 → 5 in block 1",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, DataOrder, MemberData
@@ -23,6 +23,7 @@ from tests.population.worlds import (
     plant,
     record,
 )
+from tests.slots import SlotRecord, states_from_records
 
 # Signals run the code of images with one axis less.
 KINDS = [world for world in WORLDS if "signals" not in world]
@@ -44,7 +45,7 @@ def mixed_states(world: str, members: int) -> SlotStates:
             [record(Stage.GERMINATED, a, style), None],
         ]
         rows.append(kinds[i % len(kinds)])
-    return SlotStates.from_records(rows)
+    return states_from_records(rows)
 
 
 def course(
@@ -123,12 +124,8 @@ def test_a_host_neither_hears_nor_feels_a_seed_in_isolation(world: str) -> None:
     """
     name, style = every_pair(world)[5]
     empty = SlotStates.empty(3, 2)
-    born = SlotStates.from_records(
-        [[record(Stage.GERMINATED, name, style), None], [None, None], [None, None]]
-    )
-    isolated = SlotStates.from_records(
-        [[record(Stage.TRAINING, name, style), None], [None, None], [None, None]]
-    )
+    born = states_from_records([[record(Stage.GERMINATED, name, style), None], [None, None], [None, None]])
+    isolated = states_from_records([[record(Stage.TRAINING, name, style), None], [None, None], [None, None]])
     grown, bare = make_population(world), make_population(world)
     data = make_data(world, 3)
     inputs = data.inputs[0, :5]

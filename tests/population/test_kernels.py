@@ -24,6 +24,7 @@ from esper.population.optimizer import RowWeights, clip_rows, learn_rows, step_r
 from esper.population.population import Population
 from esper.population.row_module import ParameterLayout, RowModule
 from tests.population.worlds import every_pair, fading, record
+from tests.slots import states_from_records
 
 pytestmark = pytest.mark.gpu
 
@@ -170,7 +171,7 @@ def crowd(population: Population, pairs: list[tuple[int, Style]]) -> SlotStates:
             stage = Stage.TRAINING if s == 0 and i % 3 == 0 else Stage.HOLDING
             row.append(fading(name, style) if s == 2 else record(stage, name, style))
         records.append(row)
-    return SlotStates.from_records(records).to(population.device)
+    return states_from_records(records).to(population.device)
 
 
 def plant(population: Population, pairs: list[tuple[int, Style]]) -> SlotStates:

@@ -19,6 +19,7 @@ from esper.population.plan.rows import training_rows
 from esper.population.population import Population
 from tests.population.reference import ReferenceMember, ReferenceSeed, Seed
 from tests.population.worlds import every_pair, make_population, plant, record, reference_member, used_columns
+from tests.slots import states_from_records
 
 CPU = torch.device("cpu")
 World = tuple[Population, SlotStates, list[ReferenceMember]]
@@ -36,7 +37,7 @@ def world(request: pytest.FixtureRequest) -> World:
         [record(stages[(i + s) % 3], *pairs[(i + 3 * s) % len(pairs)]) for s in range(population.num_slots)]
         for i in range(len(pairs))
     ]
-    states = plant(population, SlotStates.from_records(records))
+    states = plant(population, states_from_records(records))
     return population, states, [reference_member(population, states, i) for i in range(len(pairs))]
 
 

@@ -32,6 +32,7 @@ from tests.population.worlds import (
     plant,
     record,
 )
+from tests.slots import states_from_records
 
 LIVES = {"preset": st.sampled_from(sorted(HOST_PRESETS)), "seed": st.integers(0, 2**20)}
 LIFE_TOLERANCE = 1e-7  # 100 lives were within 1e-11; a wrong part is off by 1e-3
@@ -95,7 +96,7 @@ def test_a_fold_is_exact(preset: str, seed: int) -> None:
 
 @pytest.mark.parametrize("world", RESIDUAL)
 def test_a_clone_begins_as_its_origin_and_differs_from_it_after_one_step(world: str) -> None:
-    states = SlotStates.from_records([[None, record(Stage.HOLDING, Blueprint.CLONE)]] * 2)
+    states = states_from_records([[None, record(Stage.HOLDING, Blueprint.CLONE)]] * 2)
     population, data = make_population(world, 2, batches_per_epoch=1), make_data(world, 2)
     for epoch in range(5):  # the first step of any optimizer is one of signs: let the host be further on
         population.train_epoch(SlotStates.empty(2, 2), data, Clock(0, epoch, 10))
@@ -210,7 +211,7 @@ def test_a_snapshot_holds_folded_parts_and_what_waits(preset: str, seed: int) ->
 @pytest.mark.parametrize("world", RESIDUAL)
 def test_a_clone_may_be_born_and_folded_in_one_step(world: str) -> None:
     """As a schedule does it: every block repeated at once, exactly."""
-    clones = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.CLONE)] * 2] * 2)
+    clones = states_from_records([[record(Stage.HOLDING, Blueprint.CLONE)] * 2] * 2)
     slow, fast, nothing = make_population(world, 2), make_population(world, 2), SlotStates.empty(2, 2)
     plant(slow, clones, awake=False)
     inputs = make_data(world, 2).inputs[0, :5]
@@ -227,7 +228,7 @@ def test_a_clone_may_be_born_and_folded_in_one_step(world: str) -> None:
 def test_two_blocks_are_cloned_only_where_both_are_there() -> None:
     """A seed folded in behind the attention parts it from the perceptron, which can still be widened."""
     population = make_population("text", 2)
-    states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.LORA), None], [None, None]])
+    states = states_from_records([[record(Stage.HOLDING, Blueprint.LORA), None], [None, None]])
     plant(population, states)
     population.fold(states.blueprint >= 0, states.style)
     population.read_slots(SlotStates.empty(2, 2))
@@ -241,7 +242,7 @@ def test_a_block_is_widened_up_to_its_limit() -> None:
     population = make_population("residual vectors", 1, widest=2)
     widths = []
     for _ in range(3):
-        states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.WIDEN_HALF), None]])
+        states = states_from_records([[record(Stage.HOLDING, Blueprint.WIDEN_HALF), None]])
         widths.append(population.growable()[0, 0, [Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL]].tolist())
         if widths[-1][0]:
             plant(population, states)
@@ -254,7 +255,7 @@ def test_a_block_is_widened_up_to_its_limit() -> None:
 
 def test_a_slot_without_a_place_for_another_part_says_so() -> None:
     population = make_population("residual vectors", 1, folds=1)
-    states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.CLONE), None]])
+    states = states_from_records([[record(Stage.HOLDING, Blueprint.CLONE), None]])
     for _ in range(2):
         plant(population, states)
         population.fold(states.blueprint >= 0, states.style)
@@ -282,7 +283,7 @@ RATES = {  # with a warm-up over .1 and, for flat, a decay over .4
 def test_the_rate_of_each_member_follows_what_it_has_spent(world: str, schedule: str) -> None:
     """Against members one after another, each at its own share of the budget; rates are float32."""
     with doubles():
-        states = SlotStates.from_records(
+        states = states_from_records(
             [
                 [record(Stage.HOLDING, Blueprint.CLONE), None],
                 [None, record(Stage.TRAINING, Blueprint.WIDEN_FULL)],
@@ -315,7 +316,7 @@ def test_an_episode_begins_with_its_own_weights_whether_they_were_kept_or_drawn_
     first = population.snapshot()
     population.begin_episode(1)
     assert not torch.equal(population.hosts.weights, first["hosts.weights"])
-    states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.MLP), None]] * 3)
+    states = states_from_records([[record(Stage.HOLDING, Blueprint.MLP), None]] * 3)
     population.train_epoch(plant(population, states), make_data("residual vectors", 3), CLOCK)
     population.begin_episode(0)
     assert population.seeds.weights.abs().max() == population.hosts.first.abs().max() == 0, "nothing is left"
@@ -329,6 +330,6 @@ def test_slots_of_one_kind_share_first_weights_within_the_bytes_of_their_bank(
     row = make_population("residual vectors", 2).network.part_width
     monkeypatch.setattr(surgery, "SEED_BYTES", 3 * 4 * row)
     population = make_population("residual vectors", 2, seed_weights=10**6)
-    states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.MLP)] * 2] * 2)
+    states = states_from_records([[record(Stage.HOLDING, Blueprint.MLP)] * 2] * 2)
     plant(population, states, awake=False)
     assert len({tuple(row.tolist()) for row in population.seeds.weights}) <= 3

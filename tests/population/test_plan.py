@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, STYLE_BLEND, Blend, Style
-from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
+from esper.lifecycle.slot_states import AlphaMode
 from esper.lifecycle.stages import FORWARD_STAGES, SEED_STAGES, Stage
 from esper.population.forms import NO_FORM, FormCodes
 from esper.population.plan.packing import Plan, PlanSpec, widened_span
 from esper.population.plan.rows import NO_BLEND, NO_ROW, Rows, SlotView, measurement_rows, training_rows
+from tests.slots import SlotRecord, states_from_records
 
 CPU = torch.device("cpu")
 STAGES = [stage for stage in Stage if stage is not Stage.UNKNOWN]
@@ -77,7 +78,7 @@ def view_of(crowd: list[list[SlotRecord]], folded: Chains | None = None) -> Slot
             for k, part in enumerate(folded[i][s] if folded else []):
                 form[i, s, k + 1], blend[i, s, k] = part, int(chain_blend(part))
     nothing_waits = torch.tensor([NO_BLEND, NO_FORM, 0]).expand(*shape, 3)  # and nobody is finished
-    return SlotView.read(SlotStates.from_records(crowd), form, blend, nothing_waits)[0]
+    return SlotView.read(states_from_records(crowd), form, blend, nothing_waits)[0]
 
 
 def as_lists(rows: Rows) -> list[tuple[int, list[float], int]]:

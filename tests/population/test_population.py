@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.lifecycle.actions import Blueprint, Style, selectable_blueprints
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.data import Clock
 from esper.population.metrics import cross_entropy
@@ -28,6 +28,7 @@ from tests.population.worlds import (
     plant,
     record,
 )
+from tests.slots import SlotRecord, states_from_records
 
 FLOAT64_TOLERANCE = 1e-9
 
@@ -47,7 +48,7 @@ def crowd(world: str, swapped: bool = False, stride: int = 1) -> SlotStates:
             loud = record(Stage.BLENDING, name, style, alpha=0.5)
         row = {heard: loud, isolated: record(Stage.TRAINING, *pairs[2 * k + isolated])}
         rows.append([row[0], row[1]])
-    return SlotStates.from_records(rows)
+    return states_from_records(rows)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -83,7 +84,7 @@ def test_a_gate_is_trained_from_the_moment_it_exists(world: str, stage: Stage) -
     """Also when a seed that grew under another style is given GATE later."""
     name = max(selectable_blueprints(WORLDS[world][2]))
     born, late = Style.GATED_GATE, Style.LINEAR_ADD
-    states = SlotStates.from_records([[record(stage, name, style, 0.5), None] for style in (born, late)])
+    states = states_from_records([[record(stage, name, style, 0.5), None] for style in (born, late)])
     states = states.replace(alpha=states.alpha * (stage is Stage.BLENDING))
     population = make_population(world, 2)
     plant(population, states)
@@ -104,7 +105,7 @@ def test_a_gate_is_trained_from_the_moment_it_exists(world: str, stage: Stage) -
 
 
 def test_a_second_birth_in_the_same_slot_is_another_draw() -> None:
-    states = SlotStates.from_records([[record(Stage.GERMINATED, Blueprint.MLP), None]] * 6)
+    states = states_from_records([[record(Stage.GERMINATED, Blueprint.MLP), None]] * 6)
     population = make_population("vectors", 6, seed_weights=8)
     draws = []
     for _ in range(3):
@@ -139,7 +140,7 @@ def test_what_does_not_fit_is_named(act: Callable[[], object], message: str) -> 
 
 @pytest.mark.parametrize("name", [Blueprint.NOOP, Blueprint.CONV_LIGHT])
 def test_a_blueprint_that_does_not_fit_its_slot_is_named(name: Blueprint) -> None:
-    states = SlotStates.from_records([[None, None], [None, record(Stage.TRAINING, name)]])
+    states = states_from_records([[None, None], [None, record(Stage.TRAINING, name)]])
     population, data = make_population("vectors", 2), make_data("vectors", 2)
     population.germinate(states.blueprint >= 0, states.blueprint)
     with pytest.raises(ValueError, match=rf"{name.name}( is not for|; slots of this) mlp host"):
@@ -188,7 +189,7 @@ def test_fused_ablation_equals_separate_passes(monkeypatch: pytest.MonkeyPatch) 
         [None, None],
         [None, record(Stage.FOSSILIZED, names[6])],
     ]
-    states = SlotStates.from_records(rows)
+    states = states_from_records(rows)
     population = make_population("signals", 5, validation_samples=60)
     plant(population, states)
     measured = population.validate(states, make_data("signals", 5, samples=60))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import STYLE_BLEND, Blueprint, Style, selectable_blueprints
-from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
+from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import FORWARD_STAGES, Stage
 from esper.population.blocks import Block
 from esper.population.config import PopulationConfig
@@ -31,6 +31,7 @@ from tests.population.reference import (
     concatenate,
     loss_of,
 )
+from tests.slots import SlotRecord
 
 CLASSES = 3
 # preset, shape of an input, topology, options that give two slots

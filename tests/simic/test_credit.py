@@ -14,7 +14,7 @@ from torch import Tensor
 from esper.lifecycle.actions import RATE_HEAD, Actions, Blueprint, Head, Op, relevance
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply, tick
-from esper.lifecycle.slot_states import SlotEvidence, SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.simic.agent.losses import ppo_loss
 from esper.simic.agent.rollout_buffer import Sequences, Transition
@@ -25,6 +25,7 @@ from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet, TamiyoNetConfig
 from esper.utils.rows import map_tensors
 from tests.lifecycle.strategies import fits_of
 from tests.scenes import plain_observation as observe
+from tests.slots import SlotRecord, states_from_records
 
 RULES = LifecycleConfig(max_seeds=2, min_prune_age=0, gates=GateConfig(training_epochs=1))
 # Of the heads that an op reads beside its slot, style alone has two choices here: few courses, yet a branch.
@@ -182,7 +183,7 @@ def test_the_loss_has_the_exact_policy_gradient_whatever_the_gates_refuse(
     rates: bool,
 ) -> None:
     """Two steps of a recurrent policy over the real rules; rewards follow from what was executed alone."""
-    slots = SlotStates.from_records([[seed_in(s, e) for s, e in zip(stages, epochs, strict=True)]])
+    slots = states_from_records([[seed_in(s, e) for s, e in zip(stages, epochs, strict=True)]])
     draw = torch.Generator().manual_seed(seed)
     pay, rate_pay = torch.randn(2, len(Op), 2, generator=draw), torch.randn(2, 2, generator=draw)
     world = World(slots, evidence_of(list(health), list(contribution)), pay, rate_pay if rates else None)

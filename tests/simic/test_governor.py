@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.forms import NO_FORM
 from esper.simic import governor
@@ -20,6 +19,7 @@ from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.governor import Governor, LossHistory, grown_since, judge
 from tests.simic.worlds import make_environment
+from tests.slots import SlotRecord, states_from_records
 
 CHANCE = math.log(10)
 
@@ -91,7 +91,7 @@ def test_grown_since_finds_what_is_new_louder_or_further_on() -> None:
         SlotRecord(stage=Stage.TRAINING, age=2, **seed),  # another seed in the same slot
         None,  # pruned since
     ]
-    grown = grown_since(SlotStates.from_records([saved]), SlotStates.from_records([now]), torch.tensor([1]))
+    grown = grown_since(states_from_records([saved]), states_from_records([now]), torch.tensor([1]))
     assert grown.tolist() == [[True, True, True, False, False, True, False]]
 
 
@@ -130,7 +130,7 @@ def test_two_rollbacks_in_a_row_come_back_to_the_same_rows_and_leave_older_seeds
         stage=Stage.FOSSILIZED, blueprint=Blueprint.MLP_SMALL, alpha=1.0, alpha_target=1.0, age=9
     )
     environment = make_environment(members=(0, 1), steps=10)
-    environment.reset(0, SlotStates.from_records([[fossil, None, None][: environment.num_slots]] * 2))
+    environment.reset(0, states_from_records([[fossil, None, None][: environment.num_slots]] * 2))
     second = {Head.SLOT: 1}
     act(environment, PLANT | second)
     act(environment, {Head.OP: Op.ADVANCE} | second)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.lifecycle.slot_states import SlotConfig, SlotEvidence, SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotConfig, SlotEvidence, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.features import (
     BASE_COLUMNS,
@@ -26,6 +26,7 @@ from esper.tamiyo.policy.features import (
 from tests.operations import count_operations
 from tests.scenes import plain_observation as observe
 from tests.scenes import random_observation, random_states
+from tests.slots import SlotRecord, states_from_records
 from tests.tamiyo.features_by_element import column_slice, features_one_by_one, to_reports
 
 RNG_SEEDS = st.integers(0, 2**32 - 1)
@@ -81,7 +82,7 @@ def test_the_batch_equals_each_member_alone(seed: int, members: int, slots: int)
         assert torch.equal(alone[0], batch[member])
 
 
-SEEDED = SlotStates.from_records([[SlotRecord(Stage.HOLDING, 3, alpha=1.0, alpha_target=1.0, age=9)]])
+SEEDED = states_from_records([[SlotRecord(Stage.HOLDING, 3, alpha=1.0, alpha_target=1.0, age=9)]])
 
 
 @pytest.mark.parametrize("field", MEASURED)

@@ -39,7 +39,7 @@ from esper.lifecycle.legality import (
     legal_slots_by_op,
     open_gates,
 )
-from esper.lifecycle.slot_states import AlphaMode, SlotEvidence, SlotRecord, SlotStates
+from esper.lifecycle.slot_states import BLANK_SLOT, AlphaMode, SlotEvidence, SlotStates
 from esper.lifecycle.stages import COOLDOWN_STAGES, NEXT_STAGE, STAGE_TABLE_SIZE, TRANSITIONS, Stage
 from esper.utils.devices import device_table, lookup
 
@@ -310,11 +310,10 @@ def _execute(states: SlotStates, choices: Tensor, op: Tensor) -> tuple[SlotState
     return after.replace(stage=stage, epochs_in_stage=clock, prune_pending=pending), new, prune_now
 
 
-_BLANK = SlotRecord()
 _OF_THE_SLOT = ("stage", "epochs_in_stage", "room", "enabled")  # what is not its seed's
 
 
 def _without_seed(states: SlotStates, where: Tensor) -> SlotStates:
     """Reset every field of a seed where True; the stage and its clock stay."""
     seed = {name: value for name, value in states.tensors().items() if name not in _OF_THE_SLOT}
-    return states.replace(**{n: value.masked_fill(where, getattr(_BLANK, n)) for n, value in seed.items()})
+    return states.replace(**{n: value.masked_fill(where, BLANK_SLOT.get(n, 0)) for n, value in seed.items()})

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import AlphaCurve, Style, Tempo
+from esper.lifecycle.actions import Tempo
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.utils.rows import RowRecord, map_tensors
 
@@ -42,30 +41,15 @@ class AlphaMode(IntEnum):
     DOWN = 2
 
 
-@dataclass(frozen=True)
-class SlotRecord:
-    """One slot of one member, in plain Python: the readable door into `SlotStates.from_records`."""
-
-    stage: int = Stage.DORMANT
-    blueprint: int = NO_BLUEPRINT
-    style: int = Style.LINEAR_ADD
-    tempo: int = Tempo.STANDARD
-    alpha: float = 0.0
-    alpha_start: float = 0.0
-    alpha_target: float = 0.0
-    alpha_mode: int = AlphaMode.HOLD
-    alpha_curve: int = AlphaCurve.LINEAR
-    alpha_steps_total: int = 0
-    alpha_steps_done: int = 0
-    age: int = 0
-    epochs_in_stage: int = 0
-    prune_pending: bool = False
-    room: int = 0
-    enabled: bool = True
-
-
-_DTYPES: dict[str, torch.dtype] = {"int": torch.long, "float": torch.float32, "bool": torch.bool}
-_FIELD_DTYPE: dict[str, torch.dtype] = {f.name: _DTYPES[str(f.type)] for f in fields(SlotRecord)}
+# What a slot holds without a seed: 0, or False, but for these.
+BLANK_SLOT = {
+    "stage": int(Stage.DORMANT),
+    "blueprint": NO_BLUEPRINT,
+    "tempo": int(Tempo.STANDARD),
+    "enabled": True,
+}
+_FLOATS = ("alpha", "alpha_start", "alpha_target")
+_FLAGS = ("prune_pending", "enabled")
 
 
 @dataclass(frozen=True)
@@ -95,24 +79,12 @@ class SlotStates(RowRecord):
     @staticmethod
     def empty(num_members: int, num_slots: int, device: torch.device | str = "cpu") -> SlotStates:
         """Return N members whose slots are all DORMANT and enabled."""
-        blank = SlotRecord()
-        return SlotStates(
-            **{
-                name: torch.full((num_members, num_slots), getattr(blank, name), dtype=dtype, device=device)
-                for name, dtype in _FIELD_DTYPE.items()
-            }
-        )
 
-    @staticmethod
-    def from_records(rows: Sequence[Sequence[SlotRecord | None]]) -> SlotStates:
-        """Build states from a row of records for each member; None is an empty slot."""
-        check_widths(rows)
-        blank = SlotRecord()
-        filled = [[record or blank for record in row] for row in rows]
-        values = {name: [[getattr(r, name) for r in row] for row in filled] for name in _FIELD_DTYPE}
-        states = SlotStates(**{n: torch.tensor(values[n], dtype=dtype) for n, dtype in _FIELD_DTYPE.items()})
-        states.check()
-        return states
+        def blank(name: str) -> Tensor:
+            dtype = torch.float32 if name in _FLOATS else torch.bool if name in _FLAGS else torch.long
+            return torch.full((num_members, num_slots), BLANK_SLOT.get(name, 0), dtype=dtype, device=device)
+
+        return SlotStates(**{field.name: blank(field.name) for field in fields(SlotStates)})
 
     @property
     def num_members(self) -> int:
@@ -146,17 +118,6 @@ class SlotStates(RowRecord):
         shut = (~self.enabled.any(dim=1)).nonzero().flatten().tolist()
         if shut:
             raise ValueError(f"member {shut[0]} has no enabled slot; every member needs at least one")
-
-
-def check_widths(rows: Sequence[Sequence[object]]) -> tuple[int, int]:
-    """Return the numbers of members and slots; raise ValueError unless every member has as many slots."""
-    widths = {len(row) for row in rows}
-    if len(widths) != 1 or 0 in widths:
-        raise ValueError(
-            f"members have {sorted(widths)} slots; every member needs the same number, at least 1, with None "
-            "for an empty slot"
-        )
-    return len(rows), widths.pop()
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from esper.lifecycle.slot_states import (
     SlotConfig,
     SlotEvidence,
     SlotStates,
-    check_widths,
 )
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.utils.devices import device_table
@@ -69,7 +68,13 @@ EMPTY_SLOT = SlotMaskState()
 
 def states_from_mask_states(batch_slot_states: Sequence[Sequence[SlotMaskState | None]]) -> SlotStates:
     """Convert per-slot Python objects, a list per member, to one struct of arrays."""
-    shape = check_widths(batch_slot_states)
+    widths = {len(slots) for slots in batch_slot_states}
+    if len(widths) != 1 or 0 in widths:
+        raise ValueError(
+            f"members have {sorted(widths)} slots; every member needs the same number, at least 1, with None "
+            "for an empty slot"
+        )
+    shape = len(batch_slot_states), widths.pop()
     flat = [slot or EMPTY_SLOT for slots in batch_slot_states for slot in slots]
 
     def array(values: Iterable[int], dtype: type) -> Tensor:
