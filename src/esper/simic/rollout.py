@@ -36,7 +36,6 @@ class EpisodeRecord:
     what each decision led to. `stage`, `alpha` and `blueprint` are those right after the action was applied.
     """
 
-    episode: int
     gamma: float
     slot_ids: tuple[str, ...]
     host_parameters: int
@@ -200,7 +199,6 @@ class Episode:
         )
         steps = _count_steps(seen["spent"])
         return EpisodeRecord(
-            episode=environment.episode,
             gamma=environment.spec.gamma,
             slot_ids=environment.slot_config.slot_ids,
             host_parameters=environment.host_parameters,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+LEAST_SCALE = 1e-4  # equal returns have no deviation to divide by
+
 
 class ValueNormalizer(nn.Module):
     """Mean and variance of all returns seen so far, in whose units the value head is trained.
@@ -17,16 +19,15 @@ class ValueNormalizer(nn.Module):
     mean: Tensor
     variance: Tensor
 
-    def __init__(self, epsilon: float = 1e-4) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.epsilon = epsilon
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(1, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(1, dtype=torch.float64))
 
     def scale(self) -> Tensor:
         """Return the standard deviation, never 0.  # [1] float32"""
-        return self.variance.sqrt().clamp(min=self.epsilon).float()
+        return self.variance.sqrt().clamp(min=LEAST_SCALE).float()
 
     def normalize(self, values: Tensor) -> Tensor:
         """Shift and scale to zero mean and unit variance."""
