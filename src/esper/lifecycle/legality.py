@@ -33,7 +33,6 @@ from esper.lifecycle.stages import (
     SEED_STAGES,
     STAGE_TABLE_SIZE,
     Stage,
-    stage_table,
 )
 from esper.utils.devices import device_table, lookup
 
@@ -71,9 +70,8 @@ def gate_table() -> Tensor:
 @device_table
 def blueprint_table(topology: str) -> Tensor:
     """Return True for the blueprints that may be germinated in a host of this topology.  # [blueprints]"""
-    table = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
-    table[[int(b) for b in selectable_blueprints(topology)]] = True
-    return table
+    selectable = selectable_blueprints(topology)
+    return torch.tensor([blueprint in selectable for blueprint in Blueprint])
 
 
 # Where a seed repeats or widens the block ahead of it: a function over tensors of blueprints, of any shape.
@@ -124,16 +122,19 @@ LEGAL_STAGES: dict[Op, frozenset[Stage]] = {
 @device_table
 def _legal_stage_table(allow_growth: bool, allow_advance: bool) -> Tensor:
     """Return True where a stage admits an op.  # [stages, ops]"""
-    table = torch.zeros(STAGE_TABLE_SIZE, NUM_OPS, dtype=torch.bool)
     allowed = {Op.GERMINATE: allow_growth, Op.ADVANCE: allow_advance}
-    for op, stages in LEGAL_STAGES.items():
-        table[:, op] = stage_table(stages) & allowed.get(op, True)
-    return table
+    return torch.tensor(
+        [
+            [stage in LEGAL_STAGES[op] and allowed.get(op, True) for op in Op]
+            for stage in range(STAGE_TABLE_SIZE)
+        ]
+    )
 
 
-_in_seed_stage = lookup(stage_table(SEED_STAGES).tolist())
-_in_heard_stage = lookup(stage_table(FORWARD_STAGES).tolist())
-_blocks_germination = lookup(stage_table(GERMINATION_BLOCKERS).tolist())
+_in_seed_stage, _in_heard_stage, _blocks_germination = (
+    lookup([stage in stages for stage in range(STAGE_TABLE_SIZE)])
+    for stages in (SEED_STAGES, FORWARD_STAGES, GERMINATION_BLOCKERS)
+)
 
 
 def holds_seed(states: SlotStates) -> Tensor:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-import torch
-from torch import Tensor
-
 
 class Stage(IntEnum):
     """Where a slot stands. Value 5 is retired and is refused wherever a stage comes in."""
@@ -58,10 +55,3 @@ ADVANCEABLE_STAGES = frozenset(NEXT_STAGE)
 GERMINATION_BLOCKERS = COOLDOWN_STAGES | {Stage.GERMINATED, Stage.TRAINING}
 
 STAGE_TABLE_SIZE = max(Stage) + 1
-
-
-def stage_table(stages: frozenset[Stage]) -> Tensor:
-    """Return a boolean table indexed by stage value: True for the given stages.  # [11]"""
-    table = torch.zeros(STAGE_TABLE_SIZE, dtype=torch.bool)
-    table[[int(s) for s in stages]] = True
-    return table
