@@ -155,7 +155,7 @@ def test_a_module_of_another_shape_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((Blueprint.LORA, "cnn", 8, 2), r"LORA is not for cnn hosts; allowed are NOOP, CONV_LIGHT"),
+        ((Blueprint.LORA, "cnn", 8, 2), r"LORA is not for cnn hosts; allowed are CONV_LIGHT"),
         ((99, "mlp", 8, 0), r"blueprint 99 is not for mlp hosts"),
         ((Blueprint.NORM, "rnn", 8, 0), r"topology is 'rnn'; allowed are cnn, transformer, mlp"),
     ],

@@ -156,9 +156,9 @@ STYLE_CURVE = dict(zip(Style, _CURVES, strict=True))
 # Blueprints that fit each kind of host. An mlp host is a stack of width-D vectors with no order among
 # its features, so it takes the feature-wise blueprints and none that convolve or attend along an axis.
 TOPOLOGY_BLUEPRINTS: dict[str, frozenset[Blueprint]] = {
-    "cnn": frozenset(Blueprint(i) for i in range(8)),
-    "transformer": frozenset(Blueprint(i) for i in (0, 2, 3, 8, 9, 10, 11, 12)),
-    "mlp": frozenset(Blueprint(i) for i in (0, 3, 8, 9, 10, 11)),
+    "cnn": frozenset(Blueprint(i) for i in range(1, 8)),
+    "transformer": frozenset(Blueprint(i) for i in (2, 3, 8, 9, 10, 11, 12)),
+    "mlp": frozenset(Blueprint(i) for i in (3, 8, 9, 10, 11)),
 }
 
 
@@ -170,9 +170,8 @@ GROWTH_BLUEPRINTS = frozenset({Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.
 def selectable_blueprints(topology: str) -> frozenset[Blueprint]:
     """Return the blueprints that may be germinated in a host of this topology."""
     if topology not in TOPOLOGY_BLUEPRINTS:
-        allowed = ", ".join(TOPOLOGY_BLUEPRINTS)
-        raise ValueError(f"topology is {topology!r}; allowed are {allowed}")
-    return TOPOLOGY_BLUEPRINTS[topology] - {Blueprint.NOOP}
+        raise ValueError(f"topology is {topology!r}; allowed are {', '.join(TOPOLOGY_BLUEPRINTS)}")
+    return TOPOLOGY_BLUEPRINTS[topology]
 
 
 def head_sizes(num_slots: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.actions import TOPOLOGY_BLUEPRINTS, Blueprint
+from esper.lifecycle.actions import TOPOLOGY_BLUEPRINTS, Blueprint, selectable_blueprints
 from esper.population.blocks import CausalAttention, causal_mask
 from esper.population.hosts import CONVOLUTIONS, GlobalMean
 
@@ -49,7 +49,7 @@ def blueprint(name: Blueprint, topologies: Collection[str]) -> Callable[[Registe
                 fitting = [t for t, members in TOPOLOGY_BLUEPRINTS.items() if name in members]
                 raise ValueError(
                     f"{factory.__name__} registers {name.name} for topology {topology!r}; "
-                    f"{name.name} exists for {', '.join(fitting)}"
+                    f"{name.name} exists for {', '.join(fitting) or 'none'}"
                 )
             _REGISTRY[name, topology] = factory
         return factory
@@ -59,12 +59,10 @@ def blueprint(name: Blueprint, topologies: Collection[str]) -> Callable[[Registe
 
 def blueprint_factory(name: int, topology: str) -> Factory:
     """Return what builds a blueprint; raises ValueError where the topology does not have it."""
-    if topology not in TOPOLOGY_BLUEPRINTS:
-        raise ValueError(f"topology is {topology!r}; allowed are {', '.join(TOPOLOGY_BLUEPRINTS)}")
-    known = {int(b) for b in TOPOLOGY_BLUEPRINTS[topology]}
-    if name not in known:
+    selectable = selectable_blueprints(topology)
+    if name not in selectable:
         given = Blueprint(name).name if name in set(Blueprint) else name
-        allowed = ", ".join(b.name for b in sorted(TOPOLOGY_BLUEPRINTS[topology]))
+        allowed = ", ".join(b.name for b in sorted(selectable))
         raise ValueError(f"blueprint {given} is not for {topology} hosts; allowed are {allowed}")
     return _REGISTRY[Blueprint(name), topology]
 
@@ -128,17 +126,6 @@ def attention_heads(width: int) -> int:
 
 
 # For every topology.
-
-
-@blueprint(Blueprint.NOOP, topologies=TOPOLOGY_BLUEPRINTS)
-class Noop(nn.Module):
-    """Nothing: s = 0."""
-
-    def __init__(self, width: int, spatial_dims: int) -> None:
-        super().__init__()
-
-    def forward(self, h: Tensor) -> Tensor:
-        return torch.zeros_like(h)
 
 
 class NormMix(nn.Module):
