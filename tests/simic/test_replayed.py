@@ -33,7 +33,7 @@ def episodes(clock: str, replayed: bool) -> tuple[list[EpisodeRecord], int]:
         torch.manual_seed(0)
         controller = LearnedController(PPOAgent(TamiyoNet(TamiyoNetConfig(width=16)), PPOConfig()))
         if replayed:
-            controller._decision = Graphed(controller._decide, environment._graph_pool)
+            controller._decision = Graphed(controller._decide, environment._apply.pool)
 
         def break_one(_: StepResult) -> None:
             if environment.clock in (3, 5):

@@ -24,7 +24,7 @@ from tests.simic.worlds import make_agent, make_environment, make_spec, make_tra
 def masks_of_the_states_alone(environment: GrowthEnvironment) -> ActionMasks:
     """What is legal for one who does not know what was measured: gates will refuse some of it."""
     rules = environment.spec.lifecycle
-    return compute_batch_masks(environment.slots, environment.slot_config, rules, environment.topology)
+    return compute_batch_masks(environment.slots, environment.slot_config, rules, environment.bodies.topology)
 
 
 def steps_of(trainer: Trainer) -> Transition:

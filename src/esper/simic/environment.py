@@ -164,8 +164,8 @@ class Environment:
         """Set up budgets and graphs; chance_loss: of a network that has learned nothing, for the governor."""
         self.spec, self.bodies, self._chance_loss = spec, bodies, chance_loss
         self.device, self.members = bodies.device, bodies.members  # [N]
-        self.topology, self.host_parameters = bodies.topology, bodies.host_parameters
         self.num_members, self.num_slots = bodies.num_members, bodies.num_slots
+        self.host_parameters = bodies.host_parameters
         self.slot_config = SlotConfig.grid(1, self.num_slots)
         samples = bodies.config.batch_size * bodies.config.batches_per_epoch  # of a member in a step
         self.bare_cost = TRAINING_PASSES * samples * bodies.host_flops  # FLOPs of a step of a bare host
@@ -175,7 +175,7 @@ class Environment:
         # A member no larger than the bare host gets this many steps; a larger one gets fewer.
         self.steps = math.ceil(max(spec.budgets) * unit / self.bare_cost - ROUNDING)
         self._by_compute = spec.episode.clock == "compute"
-        self._graph_pool = pool = GraphPool() if bodies.replays else None
+        pool = GraphPool() if bodies.replays else None
         self._apply = Graphed(self._compute_applied, pool)
         self._derive = Graphed(self._compute_derived, pool)
         self._cost = Graphed(self._compute_cost, pool)
@@ -213,10 +213,7 @@ class Environment:
             training_loss=history.loss_history[:, :2] if self.spec.episode.rates else None,
         )
         if first:
-            in_place = self._graph_pool is not None
-            self._governor = Governor(
-                self.spec.governor, self.bodies, self.state, self._chance_loss, in_place
-            )
+            self._governor = Governor(self.spec.governor, self.bodies, self.state, self._chance_loss)
         else:
             self._governor.begin(self.state)
         self.flops = torch.zeros(self.num_members, dtype=torch.float64, device=self.device)

@@ -136,16 +136,10 @@ class Governor:
     """
 
     def __init__(
-        self,
-        config: GovernorConfig,
-        bodies: Bodies,
-        state: MemberState,
-        chance_loss: float,
-        in_place: bool = False,
+        self, config: GovernorConfig, bodies: Bodies, state: MemberState, chance_loss: float
     ) -> None:
-        """Save the first state; in_place: overwrite saved bodies and never replace them, for CUDA graphs."""
-        self.config, self.bodies = config, bodies
-        self.chance_loss, self._in_place = chance_loss, in_place
+        """Save the first state."""
+        self.config, self.bodies, self.chance_loss = config, bodies, chance_loss
         self._saved_bodies: dict[str, Tensor] = {}
         self.state = map_tensors(torch.clone, self._initial(state))
         self.begin(state)
@@ -157,7 +151,7 @@ class Governor:
     def begin(self, state: MemberState) -> None:
         """Start an episode: the present state and bodies are the last good ones of every member."""
         self._set(self._initial(state))
-        if self._saved_bodies and self._in_place:
+        if self._saved_bodies and self.bodies.replays:  # a captured review reads these very tensors
             copy_all(self._saved_bodies.values(), self.bodies.tensors().values())
         elif self.config.enabled:
             self._saved_bodies = self.bodies.snapshot()
@@ -196,7 +190,7 @@ class Governor:
         """Load what `state_dict` returned; names and shapes are the caller's to check."""
         self._set(refill(self.state, strip_prefix("state", tensors)))
         bodies = strip_prefix("bodies", tensors)
-        if self._in_place:
+        if self.bodies.replays:
             copy_all(self._saved_bodies.values(), [bodies[name] for name in self._saved_bodies])
         else:
             self._saved_bodies = {name: value.to(self.bodies.device) for name, value in bodies.items()}
