@@ -301,7 +301,8 @@ class OneAfterAnother:
         order = DataOrder(population.seed, population.members, *sizes)
         losses = torch.zeros(len(self.members))
         for b in range(count):
-            inputs, targets = data.take(order.batch(clock.episode, clock.epoch * count + b))
+            samples = order.batch(clock.episode, clock.epoch * count + b)
+            inputs, targets = data.take(torch.arange(len(samples)), samples)
             for i in range(len(self.members)):
                 rate = self.rate(self._done(clock, i, b / count))
                 losses[i] += self.step(i, inputs[i], targets[i], rate) / count

@@ -38,13 +38,9 @@ class MemberData:
     def to(self, device: torch.device | str) -> MemberData:
         return MemberData(self.inputs.to(device), self.targets.to(device), self.task_of.to(device))
 
-    def members(self, chosen: Tensor) -> MemberData:
-        """Return the data of some members.  # chosen [n] int64"""
-        return MemberData(self.inputs, self.targets, self.task_of.index_select(0, chosen))
-
-    def take(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the chosen samples of each member.  # samples [N, B] → [N, B, ...], [N, B, ...]"""
-        task = self.task_of.unsqueeze(1)
+    def take(self, members: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Return chosen samples of the given members.  # [n], [n, B] → [n, B, ...], [n, B, ...]"""
+        task = self.task_of.index_select(0, members).unsqueeze(1)
         return self.inputs[task, samples], self.targets[task, samples]
 
     def span(self, members: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:

@@ -180,7 +180,7 @@ class TrainEpoch:
         """Train on the next minibatch."""
         config, plan = self.state.config, self.plan
         samples, rate = (held.index_select(0, self.batch)[0] for held in (self.samples, self.rates))
-        inputs, targets = self.data.members(plan.ids).take(samples)
+        inputs, targets = self.data.take(plan.ids, samples)
         losses, host_gradient = self._gradients(inputs, targets)
         self.total_loss.add_(losses)
         part_rate = self._part_rate(rate)
