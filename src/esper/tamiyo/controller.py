@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Protocol
 
 import torch
@@ -118,14 +119,12 @@ class Blocks(Controller):
             for controller, span in zip(self.controllers.values(), self._spans.values(), strict=True)
         ]
         lists = [[one] if isinstance(one, Actions) else one for one in decided]
-        longest = max(len(actions) for actions in lists)
-        # Blocks with shorter lists wait, so that all blocks run as one program.
         waits = [Actions.wait(len(actions[0]), observation.slots.device) for actions in lists]
-        padded = [
-            [*actions, *[wait] * (longest - len(actions))] for actions, wait in zip(lists, waits, strict=True)
-        ]
         rates = any(one.rate is not None for actions in lists for one in actions)
-        return [
-            Actions.of_columns(torch.cat([one.columns() if rates else one.choices for one in step]))
-            for step in zip(*padded, strict=True)
-        ]
+        joined = []
+        for given in zip_longest(*lists):
+            # Blocks with shorter lists wait, so that all blocks run as one program.
+            each = [wait if one is None else one for one, wait in zip(given, waits, strict=True)]
+            columns = [one.columns() if rates else one.choices for one in each]
+            joined.append(Actions.of_columns(torch.cat(columns)))
+        return joined
