@@ -186,7 +186,9 @@ def legal_slots_by_op(
     # [N, S, ops]: the conditions of each op and the stages that admit it.
     legal = torch.stack([conditions[op] for op in Op], dim=2) & by_stage
     if steps_left is not None and not config.allow_unfinished:
-        in_time = _in_time(steps_to_finish(states, config.gates), steps_left, uses_metrics)
+        fewest = _finish_table(states.device, config.gates.training_epochs)
+        needed = fewest[states.stage, states.tempo, grows_block(states.blueprint).long()]  # [N, S, ops]
+        in_time = _in_time(needed, steps_left, uses_metrics)
         if fits is not None:
             # Which blueprints can be finished is part of `fits`.
             in_time[..., Op.GERMINATE] = True
@@ -215,17 +217,6 @@ def _in_time(needed: Tensor, steps_left: int | Tensor, uses_metrics: Tensor | No
     return in_time if uses_metrics is None else in_time | ~uses_metrics.view(-1, 1, 1)
 
 
-def steps_to_finish(states: SlotStates, gates: GateConfig) -> Tensor:
-    """Return the fewest decisions, this one included, that an op needs on a slot to come to something.
-
-    For GERMINATE, of a seed that trains alone first, and ADVANCE: until the seed can be HOLDING, if every
-    gate opens as soon as it may. For SET_ALPHA_TARGET: the shortest ramp, and a step at the new strength.
-    Else 0.  # [N, S, ops] int64
-    """
-    table = _finish_table(states.device, gates.training_epochs)
-    return table[states.stage, states.tempo, grows_block(states.blueprint).long()]
-
-
 @device_table
 def _steps_by_blueprint(alone: int) -> Tensor:
     """Return the fewest decisions from planting a seed to HOLDING, by blueprint.  # [blueprints]
@@ -238,10 +229,12 @@ def _steps_by_blueprint(alone: int) -> Tensor:
 
 @device_table
 def _finish_table(alone: int) -> Tensor:
-    """Tabulate `steps_to_finish` by stage, tempo and kind: other seeds, and those that grow a block.
+    """Tabulate the fewest decisions, this one included, that an op needs on a slot to come to something.
 
-    At least `alone` steps pass in TRAINING; the second kind waits nowhere, and FAST is at once.
-    # [stages, tempos, kinds, ops]
+    For GERMINATE, of a seed that trains alone first, and ADVANCE: until the seed can be HOLDING, if every
+    gate opens as soon as it may. For SET_ALPHA_TARGET: the shortest ramp, and a step at the new strength.
+    Else 0. Kind 1 is a seed that grows a block: it waits nowhere, and FAST is at once; any other seed spends
+    at least `alone` steps in TRAINING.  # [stages, tempos, kinds, ops] int64
     """
     table = torch.zeros(STAGE_TABLE_SIZE, len(Tempo), 2, NUM_OPS, dtype=torch.long)
     ticks = tempo_ticks(torch.arange(len(Tempo)))
