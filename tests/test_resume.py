@@ -22,6 +22,7 @@ from esper.runs.checkpoints import load_checkpoint, save_checkpoint
 from esper.runs.trajectories import TrajectoryFolder
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.training import TrainingRun
+from tests.population.worlds import seeds_of
 from tests.simic.worlds import make_environment
 from tests.tiny import TINY, sets
 from tests.waiting import read_line
@@ -196,8 +197,8 @@ def test_a_checkpoint_with_a_seed_in_every_stage_goes_on_in_another_environment(
     assert theirs.keys() == environment.state_dict().keys()
     for name, mine in environment.state_dict().items():
         assert torch.equal(mine.nan_to_num(-7.0), theirs[name].nan_to_num(-7.0)), name
-    assert bool((other.population.seeds.weights != 0).any())
+    assert bool((seeds_of(other.population).weights != 0).any())
     save_checkpoint(before, live_environment(episode=2, empty=True).state_dict(), {}, "test")
     other.load_state_dict(load_checkpoint(before).tensors)
     assert bool((other.slots.stage == Stage.DORMANT).all())
-    assert bool((other.population.seeds.weights == 0).all()), "empty slots clear live ones"
+    assert bool((seeds_of(other.population).weights == 0).all()), "empty slots clear live ones"

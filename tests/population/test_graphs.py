@@ -22,7 +22,7 @@ from esper.utils.rows import tensors_of
 from tests.cpu_graphs import graphs_on_cpu
 from tests.population.lives import Life, doubles
 from tests.population.test_independence import mixed_states
-from tests.population.worlds import make_data, make_population, plant
+from tests.population.worlds import make_data, make_population, plant, seeds_of
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_what_is_not_finite_in_a_neighbour_stays_there_despite_padding(captures:
         plant(population, states)
         if sick:
             population.hosts.weights[0] = float("nan")
-            population.seeds.weights[:2] = float("nan")
+            seeds_of(population).weights[:2] = float("nan")
         data = make_data("residual images", 5)
         population.train_epoch(states, data, Clock(0, 0, 3))
         results.append(population.tensors())

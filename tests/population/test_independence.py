@@ -22,6 +22,7 @@ from tests.population.worlds import (
     outputs_of,
     plant,
     record,
+    seeds_of,
 )
 from tests.slots import SlotRecord, states_from_records
 
@@ -105,8 +106,8 @@ def epoch_with(world: str, broken: str | None) -> tuple[dict[str, Tensor], Train
     plant(population, states)
     places = {
         "data": data.inputs,
-        "heard seed": population.seeds.weights,
-        "isolated seed": population.seeds.weights[1:],
+        "heard seed": seeds_of(population).weights,
+        "isolated seed": seeds_of(population).weights[1:],
         "host": population.hosts.weights,
     }
     if broken is not None:
@@ -136,7 +137,7 @@ def test_a_host_neither_hears_nor_feels_a_seed_in_isolation(world: str) -> None:
         expected += bare.hosts.tensors().values()
         found += grown.hosts.tensors().values()
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
-        assert (grown.seeds.steps[0] > 0) == (states is isolated)
+        assert (seeds_of(grown).steps[0] > 0) == (states is isolated)
 
 
 # ---- data and updates ------------------------------------------------------------------------------------

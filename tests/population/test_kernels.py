@@ -23,7 +23,7 @@ from esper.population.hosts import Host, TokenEmbedding, build_host
 from esper.population.optimizer import RowWeights, clip_rows, learn_rows, step_rows
 from esper.population.population import Population
 from esper.population.row_module import ParameterLayout, RowModule
-from tests.population.worlds import every_pair, fading, record
+from tests.population.worlds import every_pair, fading, record, seeds_of
 from tests.slots import states_from_records
 
 pytestmark = pytest.mark.gpu
@@ -178,8 +178,8 @@ def plant(population: Population, pairs: list[tuple[int, Style]]) -> SlotStates:
     states = crowd(population, pairs)
     population.germinate(states.blueprint >= 0, states.blueprint)
     population.read_slots(states)
-    noise = torch.randn(population.seeds.weights.shape, generator=torch.Generator().manual_seed(17))
-    population.seeds.weights.add_(0.2 * noise.to(population.device))
+    noise = torch.randn(seeds_of(population).weights.shape, generator=torch.Generator().manual_seed(17))
+    seeds_of(population).weights.add_(0.2 * noise.to(population.device))
     return states
 
 

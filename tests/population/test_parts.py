@@ -31,6 +31,7 @@ from tests.population.worlds import (
     outputs_of,
     plant,
     record,
+    seeds_of,
 )
 from tests.slots import states_from_records
 
@@ -319,7 +320,9 @@ def test_an_episode_begins_with_its_own_weights_whether_they_were_kept_or_drawn_
     states = states_from_records([[record(Stage.HOLDING, Blueprint.MLP), None]] * 3)
     population.train_epoch(plant(population, states), make_data("residual vectors", 3), CLOCK)
     population.begin_episode(0)
-    assert population.seeds.weights.abs().max() == population.hosts.first.abs().max() == 0, "nothing is left"
+    assert seeds_of(population).weights.abs().max() == population.hosts.first.abs().max() == 0, (
+        "nothing is left"
+    )
     for name, value in population.tensors().items():
         assert torch.equal(value, first[name]), name
 
@@ -332,4 +335,4 @@ def test_slots_of_one_kind_share_first_weights_within_the_bytes_of_their_bank(
     population = make_population("residual vectors", 2, seed_weights=10**6)
     states = states_from_records([[record(Stage.HOLDING, Blueprint.MLP)] * 2] * 2)
     plant(population, states, awake=False)
-    assert len({tuple(row.tolist()) for row in population.seeds.weights}) <= 3
+    assert len({tuple(row.tolist()) for row in seeds_of(population).weights}) <= 3

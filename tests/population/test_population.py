@@ -27,6 +27,7 @@ from tests.population.worlds import (
     outputs_of,
     plant,
     record,
+    seeds_of,
 )
 from tests.slots import SlotRecord, states_from_records
 
@@ -90,13 +91,13 @@ def test_a_gate_is_trained_from_the_moment_it_exists(world: str, stage: Stage) -
     plant(population, states)
     slot = population.network.slots[0]
     end = slot.gate_start + slot.gate.layout.total
-    gates = population.seeds.weights.unflatten(0, (2, 2))[:, 0, slot.gate_start : end]
+    gates = seeds_of(population).weights.unflatten(0, (2, 2))[:, 0, slot.gate_start : end]
     untouched = gates.clone()
     data = make_data(world, 2)
     population.train_epoch(states, data, CLOCK)
     moved = (gates - untouched).abs()
     assert moved[0].min() > 0
-    assert population.seeds.second[2, slot.gate_start : end].max() == 0  # no gate yet
+    assert seeds_of(population).second[2, slot.gate_start : end].max() == 0  # no gate yet
     gated = states.replace(style=torch.full_like(states.style, Style.GATED_GATE))
     before = gates.clone()
     population.train_epoch(gated, data, Clock(0, 1, 10))
@@ -110,7 +111,7 @@ def test_a_second_birth_in_the_same_slot_is_another_draw() -> None:
     draws = []
     for _ in range(3):
         plant(population, states, awake=False)
-        draws.append(population.seeds.weights.unflatten(0, (6, 2))[:, 0].clone())
+        draws.append(seeds_of(population).weights.unflatten(0, (6, 2))[:, 0].clone())
     assert (draws[0] != draws[1]).any(dim=1).any()
     assert len({tuple(row.tolist()) for row in torch.cat(draws)}) > 3
 

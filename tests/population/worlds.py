@@ -19,6 +19,7 @@ from esper.population.blocks import Block
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, DataOrder, MemberData
 from esper.population.hosts import HOST_PRESETS, Host
+from esper.population.optimizer import RowWeights
 from esper.population.plan.packing import PlanSpec
 from esper.population.plan.rows import measurement_rows
 from esper.population.population import Population
@@ -62,6 +63,11 @@ SMALL = {
     "folds": 3,
 }
 CLOCK = Clock(0, 0, 10)
+
+
+def seeds_of(population: Population) -> RowWeights:
+    """The rows of the seeds: member by member, slot by slot. Views."""
+    return population.parts.span(0, population.num_members * population.num_slots)
 
 
 def host_maker(world: str) -> Callable[[], Host]:
@@ -119,9 +125,9 @@ def plant(population: Population, states: SlotStates, awake: bool = True) -> Slo
     population.germinate(where, states.blueprint)
     population.read_slots(states)
     if awake:
-        noise = torch.randn(population.seeds.weights.shape, generator=torch.Generator().manual_seed(17))
+        noise = torch.randn(seeds_of(population).weights.shape, generator=torch.Generator().manual_seed(17))
         # A seed's padding is stirred too: nothing may read it.
-        population.seeds.weights.add_(torch.where(where.reshape(-1, 1), 0.2 * noise, 0.0))
+        seeds_of(population).weights.add_(torch.where(where.reshape(-1, 1), 0.2 * noise, 0.0))
     return states
 
 

@@ -5,7 +5,6 @@ Every row has its own step count, its own learning rate and its own freeze.
 
 from __future__ import annotations
 
-import builtins
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -64,11 +63,11 @@ class RowWeights:
             )
         self.steps.index_copy_(0, target, self.steps.index_select(0, source))
 
-    def slice(self, start: int, stop: int) -> RowWeights:
+    def span(self, start: int, stop: int) -> RowWeights:
         """Return rows start..stop as views."""
         return RowWeights(**{name: value[start:stop] for name, value in self.tensors().items()})
 
-    def columns(self, which: builtins.slice) -> RowWeights:
+    def columns(self, which: slice) -> RowWeights:
         """Return some columns of all rows as views."""
         weights, first, second = (field[:, which] for field in (self.weights, self.first, self.second))
         return RowWeights(weights, first, second, self.steps)

@@ -109,11 +109,6 @@ class Population:
         """Whether training and validation are captured as CUDA graphs."""
         return self._graphs.possible
 
-    @property
-    def seeds(self) -> RowWeights:
-        """The rows of the seeds: member by member, slot by slot. Views."""
-        return self.parts.slice(0, self.num_members * self.num_slots)
-
     def germinate(self, where: Tensor, blueprint: Tensor) -> None:
         """Create seeds in the slots where True; their weights are written by `read_slots`.  # [N, S] each"""
         self._born.copy_(torch.where(where, blueprint, self._born))
@@ -295,7 +290,7 @@ class Population:
         named |= {f"hosts.{name}": value for name, value in self.hosts.tensors().items()}
         each = self.num_members * self.num_slots
         for position in range(self.positions):
-            rows = self.parts.slice(position * each, (position + 1) * each)
+            rows = self.parts.span(position * each, (position + 1) * each)
             named |= {f"parts.{position}.{name}": value for name, value in rows.tensors().items()}
         return named
 
