@@ -138,6 +138,7 @@ def _last_choices(num_slots: int) -> Tensor:
 @device_table
 def _cooldown_ticks(embargo_ticks: int) -> Tensor:
     """Return how many ticks a slot stays in each stage before it moves by itself.  # [stages]"""
+    # A stage that does not cool down is never left by waiting: no clock counts that far.
     table = torch.full((STAGE_TABLE_SIZE,), torch.iinfo(torch.long).max)
     table[Stage.PRUNED] = 0
     table[Stage.EMBARGOED] = embargo_ticks

@@ -97,6 +97,7 @@ class _SlotParts:
         self.forms, self.codes = population.network.slots[slot], population.network.codes
         self.form = population.forms[member, slot].tolist()
         self.blend = [int(STYLE_BLEND[style]), *population.folded_blends[member, slot].tolist()]
+        # Rows of parts are ordered by position, then member, then slot.
         each, first = population.num_members * population.num_slots, member * population.num_slots + slot
         self.rows = population.parts.weights[first::each].cpu()  # [positions, P]
 

@@ -54,6 +54,7 @@ class RowNetwork:
         shared: dict[str, SlotForms] = {}  # slots with the same architectures share their modules
         for k, segment in enumerate(host.segments):
             ahead = host.segments[k - 1] if host.repeats[k] > 1 else None
+            # The text of a module names all of its layers and sizes: equal text is an equal architecture.
             kind = f"{host.widths[k]} {block_of(segment)} {host.repeats[k]} {ahead and block_of(ahead)}"
             if kind not in shared:
                 shared[kind] = SlotForms(host, k, rows, self.codes)

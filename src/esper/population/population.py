@@ -97,6 +97,7 @@ class Population:
             first = self.num_members * self.num_slots  # of the rows at position 1
             rows = blocks.flatten(0, 1)  # [N · S, part_width]
             self.parts.weights[first : first + len(rows)] = rows
+        # Random streams count births: room for 65,536 before those of the next episode begin.
         self.births.fill_(episode << 16)
         self._born.fill_(NO_FORM)
         self._folding.fill_(NO_BLEND)

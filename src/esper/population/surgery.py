@@ -36,6 +36,7 @@ class InitialHosts:
         """Return the hosts with these numbers and their blocks.  # [N] on the CPU → [N, P], [N, S, P]"""
         wanted: list[int] = numbers.tolist()
         for number in sorted(set(wanted) - self._made.keys()):
+            # By a hash, so that neighbouring runs share no hosts; a generator takes no negative seed.
             host, blocks = self.network.initial_host(hash((self.seed, number)) & 0x7FFFFFFF)
             self._made[number] = host.to(self.network.device), blocks.to(self.network.device)
         found = [self._made[number] for number in wanted]

@@ -187,6 +187,7 @@ class TaskPopulation(Population):
 
     def member_data(self, splits: Sequence[Split]) -> MemberData:
         """Deal one split of each task to the members by their ids, cut to the length of the shortest."""
+        # One tensor holds the data of all tasks, which a member indexes by its task.
         shortest = min(len(split) for split in splits)
         return MemberData(
             torch.stack([split.inputs[:shortest] for split in splits]),

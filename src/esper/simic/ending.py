@@ -44,6 +44,7 @@ def decide_seeds(
     Returns which stay [N, S] bool, and each seed's gain in points of score when it was last measured [N, S],
     NaN where no seed was.
     """
+    # Bonferroni: the level of a network is divided by its number of tests, see the top of this file.
     kept, level = alive.clone(), LEVEL / (planted + alive.sum(dim=1) - 1).clamp(min=1)
     gain = torch.full(alive.shape, float("nan"), device=alive.device)
     all_alive: Tensor | None = None  # [blocks, N] the score with every seed

@@ -438,6 +438,7 @@ class Environment:
         bodies, slots = self.bodies, state.slots
         parameters = bodies.parameter_counts(slots)
         ratio = parameters / bodies.host_parameters
+        # A sum, because the clock is a tensor that is never read back.
         steps_left = torch.zeros_like(flops) + (self.steps - clock)
         if self._by_compute:
             # The finished cost nothing and have nothing left, hence the least cost of 1 FLOP.

@@ -146,6 +146,7 @@ class Learner(LearnedController):
         """Forget the last episode and its transitions."""
         if self.imitates:
             self._teacher.begin(info)
+        # Not `hash`: that of a text differs from process to process.
         super().begin(replace(info, seed=crc32(f"{self.name} {info.seed}".encode())))
         self._owed = torch.zeros_like(info.members, dtype=torch.float32)  # [N] control rewards after the end
         self._finished_for = torch.zeros_like(info.members)  # steps since a member finished

@@ -156,7 +156,7 @@ class Trainer:
         Afterwards the buffers of the learners hold the transitions of all shards.
         """
         pieces: list[Piece] = []
-        state = self._fingerprint()
+        state = self._fingerprint()  # before the episode: weights change at the end of a round alone
         for environment in shards:
             records = self._play(environment)
             if self.shards == 1:
