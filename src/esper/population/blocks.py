@@ -76,8 +76,7 @@ class FilteredConv(_ConvNd, ABC):
         """Return what to convolve with; weight may have a leading axis of rows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._conv_forward(x, self.filters(self.weight), self.bias)
-        return out
+        return self._conv_forward(x, self.filters(self.weight), self.bias)
 
 
 class _Standardized(FilteredConv):
@@ -171,8 +170,7 @@ class Block(nn.Module):
         self.branch = branch
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = x + self.branch(x)
-        return result
+        return x + self.branch(x)
 
 
 def mlp_block(width: int, hidden: int, scale: float = 1.0) -> Block:

@@ -265,8 +265,7 @@ class CausalSelfAttention(nn.Module):
         self.out = _zero_linear(width, width, bias=False)
 
     def forward(self, h: Tensor) -> Tensor:
-        result: Tensor = self.out(self.attend(self.qkv(self.unit(h))))
-        return result
+        return self.out(self.attend(self.qkv(self.unit(h))))
 
 
 @blueprint(Blueprint.FLEX_ATTENTION, topologies={"transformer"})
@@ -289,8 +288,7 @@ class AlibiAttention(nn.Module):
         scores = scores * query.shape[-1] ** -0.5 + self._distance_bias(time, h)
         weights = torch.softmax(scores + causal_mask(time, h).unsqueeze(1), dim=-1).type_as(value)
         mixed = weights.flatten(-3, -2) @ value  # [..., T·heads, D / heads]
-        result: Tensor = self.out(mixed.unflatten(-2, (time, self.heads)).flatten(-2))
-        return result
+        return self.out(mixed.unflatten(-2, (time, self.heads)).flatten(-2))
 
     def _distance_bias(self, time: int, like: Tensor) -> Tensor:
         """Return minus the distance to the past, times a slope per head: 2^-2, 2^-4 ...  # [T, heads, T]"""

@@ -33,16 +33,14 @@ class AddGraft(Grafted):
     """h + alpha · seed(h)"""
 
     def forward(self, h: Tensor) -> Tensor:
-        result: Tensor = h + self.alpha * self.seed(h)
-        return result
+        return h + self.alpha * self.seed(h)
 
 
 class MultiplyGraft(Grafted):
     """h · (1 + alpha · tanh(seed(h)))"""
 
     def forward(self, h: Tensor) -> Tensor:
-        result: Tensor = h * (1.0 + self.alpha * torch.tanh(self.seed(h)))
-        return result
+        return h * (1.0 + self.alpha * torch.tanh(self.seed(h)))
 
 
 class GateGraft(Grafted):
@@ -53,8 +51,7 @@ class GateGraft(Grafted):
         self.gate = gate
 
     def forward(self, h: Tensor) -> Tensor:
-        result: Tensor = h + self.alpha * self.gate(h) * self.seed(h)
-        return result
+        return h + self.alpha * self.gate(h) * self.seed(h)
 
 
 class _Pair(nn.Module):
@@ -66,8 +63,7 @@ class _Pair(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.first(x)
-        result: Tensor = first + self.second(x + first)
-        return result
+        return first + self.second(x + first)
 
 
 def extract(population: Population, states: SlotStates, member: int) -> nn.Sequential:

@@ -73,8 +73,7 @@ class Host(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for segment in self.segments:
             x = segment(x)
-        result: Tensor = self.head(x)
-        return result
+        return self.head(x)
 
     @torch.no_grad()
     def validate(self, sample: Tensor) -> Host:
@@ -190,8 +189,7 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         # Any number of axes ahead of the batch: a population calls this with tensors that have one for rows.
-        result: Tensor = self.tokens(tokens) + self.positions[..., None, : tokens.shape[-1], :]
-        return result
+        return self.tokens(tokens) + self.positions[..., None, : tokens.shape[-1], :]
 
 
 class EntrySegment(nn.Sequential):

@@ -184,8 +184,7 @@ def moment_scale(decay: float, old: Steps, new: Steps) -> Steps:
 
     A moment m after n steps stands for the mean m / (1 - decay^n), from which Adam's bias correction comes.
     """
-    scale: Steps = (1.0 - decay**old) / (1.0 - decay**new)
-    return scale
+    return (1.0 - decay**old) / (1.0 - decay**new)
 
 
 # ---- schedules: a share of the peak rate, by how far a member has come ----

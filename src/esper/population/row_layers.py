@@ -139,14 +139,12 @@ class FusedConv(RowConv):
             # As a convolution of all channels with zeros between different ones: few channels cost little.
             diagonal = torch.eye(filters.shape[1], dtype=filters.dtype, device=filters.device)
             filters = filters * diagonal.view(*diagonal.shape, *[1] * (filters.ndim - 3))
-        out: Tensor = kernels.RowConvolution.apply(x, filters, self.bias, self.shape)  # type: ignore[no-untyped-call]
-        return out
+        return kernels.RowConvolution.apply(x, filters, self.bias, self.shape)  # type: ignore[no-untyped-call]
 
 
 def _rows_first(x: Tensor, rows: int) -> Tensor:
     """[B, R·C, *spatial] → [R, B, C, *spatial]"""
-    result: Tensor = x.unflatten(1, (rows, -1)).transpose(0, 1)
-    return result
+    return x.unflatten(1, (rows, -1)).transpose(0, 1)
 
 
 def _row_conv(conv: Conv, method: str) -> nn.Module | None:
@@ -197,8 +195,7 @@ class FusedGroupNorm(RowGroupNorm):
             bias = x.new_zeros(x.shape[2]).expand(x.shape[0], -1)  # [R, C]
             weight = bias + 1
         options = (self.eps, self.pre, self.post, self.groups)
-        out: Tensor = kernels.RowNorm.apply(x, weight, bias, *options)  # type: ignore[no-untyped-call]
-        return out
+        return kernels.RowNorm.apply(x, weight, bias, *options)  # type: ignore[no-untyped-call]
 
 
 def _row_group_norm(norm: nn.GroupNorm, method: str) -> nn.Module:
@@ -283,8 +280,7 @@ class FusedCausalAttention(RowCausalAttention):
         time, width = qkv.shape[-2], qkv.shape[-1] // 3
         if not kernels.attention_fits(time, width // self.heads):
             return super().forward(qkv)
-        out: Tensor = kernels.RowAttention.apply(qkv, self.heads)  # type: ignore[no-untyped-call]
-        return out
+        return kernels.RowAttention.apply(qkv, self.heads)  # type: ignore[no-untyped-call]
 
 
 class RowEmbedding(nn.Module):

@@ -67,8 +67,7 @@ class InitialSeeds:
             made = torch.stack([self.network.initial_seed(kind, Blueprint(name), s) for s in seeds])
             self._first[kind, name] = len(self._rows)
             self._rows = torch.cat([self._rows, made.to(self._rows)])
-        found: Ints = self._first[kinds, blueprint]
-        return found
+        return self._first[kinds, blueprint]
 
     def rows(self, first: Tensor, words: Tensor) -> Tensor:
         """Return the draws that random words choose.  # [k] int64 each → [k, part_width]"""

@@ -145,8 +145,7 @@ class GrowthEnv(gymnasium.Env[Floats, Any]):
 
     def action_masks(self) -> Bools:
         """Return what is legal now, all heads side by side.  # [choices of all heads]"""
-        mask: Bools = self._members.action_masks()[0]
-        return mask
+        return self._members.action_masks()[0]
 
 
 def _first(infos: dict[str, Any]) -> dict[str, Any]:
@@ -166,12 +165,10 @@ def as_array(observation: features.Observation) -> Floats:
     """Flatten an observation.  # [N, features + slots · (blueprints + 1)]"""
     seen, blueprints = features.batch_obs_to_features(observation, observation.training is not None)
     one_hot = torch.nn.functional.one_hot(blueprints + 1, _BLUEPRINT_COLUMNS).flatten(1)
-    joined: Floats = torch.cat([seen, one_hot.to(seen.dtype)], dim=1).cpu().numpy()
-    return joined
+    return torch.cat([seen, one_hot.to(seen.dtype)], dim=1).cpu().numpy()
 
 
 def flat_masks(masks: ActionMasks) -> Bools:
     """Concatenate the masks of all heads in head order, the rate last.  # [N, choices of all heads]"""
     heads = [*(masks.head(head) for head in Head), *(() if masks.rate is None else (masks.rate,))]
-    flat: Bools = torch.cat(heads, dim=1).cpu().numpy()
-    return flat
+    return torch.cat(heads, dim=1).cpu().numpy()

@@ -198,8 +198,7 @@ def summarize_round(
 
 def op_shares(record: EpisodeRecord) -> Doubles:
     """Return the share of members whose executed op was each, step by step.  # [T, ops]"""
-    shares: Doubles = (record.executed_op[:, :, None] == np.arange(len(Op))).mean(axis=1)
-    return shares
+    return (record.executed_op[:, :, None] == np.arange(len(Op))).mean(axis=1)
 
 
 def _extra(record: EpisodeRecord, update: UpdateMetrics) -> dict[str, float]:

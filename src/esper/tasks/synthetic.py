@@ -68,5 +68,4 @@ def _label(generator: np.random.Generator, inputs: NDArray[np.float64], classes:
         weights = generator.standard_normal((h.shape[1], TEACHER_WIDTH)) * TEACHER_GAIN / np.sqrt(h.shape[1])
         h = np.tanh(h @ weights + generator.standard_normal(TEACHER_WIDTH))
     logits = h @ generator.standard_normal((TEACHER_WIDTH, classes))
-    targets: NDArray[np.int64] = ((logits - logits.mean(0)) / logits.std(0)).argmax(1)
-    return targets
+    return ((logits - logits.mean(0)) / logits.std(0)).argmax(1)

@@ -279,8 +279,7 @@ class PackedPlan:
 
 def seed_stations(slots: int, positions: int) -> Ints:
     """Return the station of each seed: rows pass the folded parts of a slot first, its seed last.  # [S]"""
-    stations: Ints = np.arange(1, slots + 1) * positions - 1
-    return stations
+    return np.arange(1, slots + 1) * positions - 1
 
 
 class PlanSpec:
@@ -492,5 +491,4 @@ def _seen_before(part: Ints) -> Bools:
     """Return whether each number occurs earlier in the array.  # [E] → [E]"""
     number, first = np.arange(len(part)), np.zeros(int(part.max(initial=-1)) + 1, dtype=np.int64)
     first[part[::-1]] = number[::-1]
-    before: Bools = first[part] != number
-    return before
+    return first[part] != number

@@ -49,8 +49,7 @@ class ActionMasks(RowRecord):
 
     def head(self, head: Head) -> Tensor:
         """Return the mask of one head.  # [N, choices]"""
-        mask: Tensor = getattr(self, head.name.lower())
-        return mask
+        return getattr(self, head.name.lower())
 
 
 @dataclass(frozen=True)

@@ -285,8 +285,7 @@ class TamiyoNet(nn.Module):
         """Compute pointer logits over the slots, given memory and op.  # [N, T, 1, S]"""
         query = self.slot_query(torch.cat((seen.memory, op_embedded), dim=-1)).unsqueeze(-2)
         # q·k / sqrt(width), as in attention.
-        logits: Tensor = query @ self.slot_key(seen.slots).transpose(-1, -2) / math.sqrt(self.config.width)
-        return logits
+        return query @ self.slot_key(seen.slots).transpose(-1, -2) / math.sqrt(self.config.width)
 
     def _detail_logits(
         self, seen: _Encoding, op_embedded: Tensor, slot: Tensor, reads_slot: Tensor
@@ -295,12 +294,10 @@ class TamiyoNet(nn.Module):
         index = slot.unsqueeze(-1).expand(*slot.shape, seen.slots.shape[-1])
         chosen_slot = seen.slots.gather(-2, index).squeeze(-2) * reads_slot  # [N, T, W]
         context = self.detail_encoder(torch.cat((seen.memory, op_embedded, chosen_slot), dim=-1))
-        logits: Tensor = self.detail_heads(context).unflatten(-1, (len(DETAIL_HEADS), DETAIL_CHOICES))
-        return logits
+        return self.detail_heads(context).unflatten(-1, (len(DETAIL_HEADS), DETAIL_CHOICES))
 
     def _value(self, memory: Tensor) -> Tensor:
-        values: Tensor = self.value_head(self.value_encoder(memory)).squeeze(-1)
-        return values
+        return self.value_head(self.value_encoder(memory)).squeeze(-1)
 
 
 def pad_masks(masks: ActionMasks) -> Tensor:
