@@ -47,15 +47,7 @@ def flags_of_rows(where: Tensor, value: Tensor) -> Tensor:
 
 def where_rows(where: Tensor, yes: Record, no: Record) -> Record:
     """Take the rows of `yes` where True and of `no` elsewhere, in every tensor of a record.  # where [N]"""
-    if yes is None:
-        return yes
-    if isinstance(yes, Tensor) and isinstance(no, Tensor):
-        return torch.where(flags_of_rows(where, yes), yes, no)  # type: ignore[return-value]
-    if not is_dataclass(yes) or isinstance(yes, type):
-        raise TypeError(f"a record is a tensor or a dataclass of records, not {type(yes).__name__}")
-    return replace(
-        yes, **{f.name: where_rows(where, getattr(yes, f.name), getattr(no, f.name)) for f in fields(yes)}
-    )
+    return map_tensors(lambda own, other: torch.where(flags_of_rows(where, own), own, other), yes, no)
 
 
 def tensors_of(record: Any) -> dict[str, Tensor]:
@@ -70,15 +62,22 @@ def tensors_of(record: Any) -> dict[str, Tensor]:
     return found
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], record: Record) -> Record:
-    """Return the record with every tensor passed through `function`."""
+def map_tensors(function: Callable[..., Tensor], record: Record, *others: Record) -> Record:
+    """Return the record with every tensor passed through `function`, with those of the same name in others.
+
+    Raises TypeError for a field that is neither a tensor, nor a dataclass of such fields, nor None.
+    """
     if record is None:
         return record
     if isinstance(record, Tensor):
-        return function(record)  # type: ignore[return-value]
+        return function(record, *others)  # type: ignore[return-value]
     if not is_dataclass(record) or isinstance(record, type):
         raise TypeError(f"a record is a tensor or a dataclass of records, not {type(record).__name__}")
-    return replace(record, **{f.name: map_tensors(function, getattr(record, f.name)) for f in fields(record)})
+    changes = {
+        f.name: map_tensors(function, getattr(record, f.name), *[getattr(other, f.name) for other in others])
+        for f in fields(record)
+    }
+    return replace(record, **changes)
 
 
 def put_rows(record: Any, index: Tensor, part: Any) -> None:
@@ -121,17 +120,10 @@ def unstack_steps(steps: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     return [{name: value[t] for name, value in steps.items()} for t in range(count)]
 
 
-def refill(record: Record, tensors: Mapping[str, Tensor], prefix: str = "") -> Record:
+def refill(record: Record, tensors: Mapping[str, Tensor]) -> Record:
     """Return a record like this one with the tensors of the given dotted names."""
-    if record is None:
-        return record
-    if isinstance(record, Tensor):
-        return tensors[prefix].to(record.device)  # type: ignore[return-value]
-    changes = {
-        f.name: refill(getattr(record, f.name), tensors, f"{prefix}.{f.name}" if prefix else f.name)
-        for f in fields(record)  # type: ignore[arg-type]
-    }
-    return replace(record, **changes)  # type: ignore[type-var]
+    names = iter(tensors_of(record))  # in the order in which `map_tensors` meets them
+    return map_tensors(lambda own: tensors[next(names)].to(own.device), record)
 
 
 def check_like(
