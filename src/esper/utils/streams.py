@@ -68,21 +68,16 @@ def stream_keys(seed: int, members: Tensor, stream: Stream, counter: int | Tenso
     return _mix(_mix(members * _GOLDEN + start) + offset)
 
 
-def _bits_of(keys: Tensor, count: int) -> Tensor:
-    """Draw 64-bit words from keys.  # [...] → [..., count] int64"""
-    steps = torch.arange(1, count + 1, device=keys.device, dtype=torch.long)
-    return _mix(keys.unsqueeze(-1) + steps * _GOLDEN)
-
-
 def random_bits(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
     """Draw `count` independent 64-bit words for each member.  # as `stream_keys` → [N, count] int64"""
-    return _bits_of(stream_keys(seed, members, stream, counter), count)
+    steps = torch.arange(1, count + 1, device=members.device, dtype=torch.long)
+    return _mix(stream_keys(seed, members, stream, counter).unsqueeze(-1) + steps * _GOLDEN)
 
 
 def random_uniform(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
     """Draw uniform numbers in [0, 1), 24 bits each.  # [N, count] float32"""
     # A float32 holds 24 bits exactly: the upper ones, over 2^24.
-    return _shift(_bits_of(stream_keys(seed, members, stream, counter), count), 40).float() * 2.0**-24
+    return _shift(random_bits(seed, members, stream, counter, count), 40).float() * 2.0**-24
 
 
 def random_order(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
