@@ -66,10 +66,6 @@ def learning_verdict(returns: Sequence[float], what: str = "The return") -> str:
 
 def trend(values: Sequence[float]) -> tuple[float, float]:
     """Fit a line; return its change from the first to the last value, and the half-width at 95 %."""
-    y = np.asarray(values, dtype=np.float64)
-    x = np.linspace(-0.5, 0.5, y.size)  # the slope is the change from end to end
-    slope = float(x @ y / (x @ x))
-    # standard error of the slope = √(residual variance / Σx²), with n − 2 degrees of freedom
-    rest = y - y.mean() - slope * x
-    deviation = math.sqrt(float(rest @ rest) / max(y.size - 2, 1) / float(x @ x))
-    return slope, t_quantile(y.size - 2) * deviation
+    x = np.linspace(-0.5, 0.5, len(values))  # the slope is the change from end to end
+    (slope, _), covariance = np.polyfit(x, values, 1, cov=True)
+    return float(slope), t_quantile(len(values) - 2) * math.sqrt(covariance[0, 0])
