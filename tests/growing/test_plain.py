@@ -43,9 +43,9 @@ def test_every_graft_has_a_plain_form_with_the_same_output(topology: str, bluepr
     torch.manual_seed(0)
     dims = 2 if topology == "cnn" else 0
     seed = randomized(build_blueprint(blueprint, topology, 8, dims))
-    gate = randomized(BlendGate(8, topology))
+    gate = randomized(BlendGate(8, dims))
     for graft in (AddGraft(seed, 0.7), MultiplyGraft(seed, 1.0), GateGraft(seed, 0.5, gate)):
-        plain = trace_graft(graft, dims)
+        plain = trace_graft(graft)
         assert not any(name.startswith("esper") for name in classes_of(plain))
         for batch in (5, 2):
             h = torch.randn(batch, *SHAPES[topology][1:])

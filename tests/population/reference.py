@@ -93,7 +93,7 @@ class ReferenceMember(nn.Module):
         width = self.host.widths[slot]
         seed = build_blueprint(blueprint, self.host.topology, width, self.host.spatial_dims)
         return ReferenceSeed(
-            seed, blend, BlendGate(width, self.host.topology) if blend is Blend.GATE else None
+            seed, blend, BlendGate(width, self.host.spatial_dims) if blend is Blend.GATE else None
         )
 
     def prune(self, slot: int) -> None:

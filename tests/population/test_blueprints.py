@@ -62,7 +62,7 @@ def test_a_transformer_seed_and_its_gate_do_not_hear_the_future(name: Blueprint)
     seed = ReferenceSeed(
         awakened(build_blueprint(name, "transformer", 8)).double(),
         Blend.GATE,
-        awakened(BlendGate(8, "transformer")).double(),  # type: ignore[arg-type]
+        awakened(BlendGate(8, 0)).double(),  # type: ignore[arg-type]
     )
     h = activations("transformer", 0, 8).double()
     changed = h.clone()
@@ -104,7 +104,7 @@ def test_a_gate_is_one_half_at_birth_and_has_one_parameter_per_channel_and_one(
     topology: str, dims: int
 ) -> None:
     h = activations(topology, dims, 8)
-    gate = BlendGate(8, topology)
+    gate = BlendGate(8, dims)
     assert sum(p.numel() for p in gate.parameters()) == 9
     assert torch.equal(gate(h), torch.full_like(gate(h), 0.5))
     assert (gate(h) * h).shape == h.shape

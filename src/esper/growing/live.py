@@ -525,7 +525,7 @@ class LivePopulation:
         if key not in self._seed_flops:
             with torch.device("meta"):
                 body = (
-                    BlendGate(spec.width, spec.topology)
+                    BlendGate(spec.width, spec.spatial_dims)
                     if blueprint == _GATE
                     else build_blueprint(blueprint, spec.topology, spec.width, spec.spatial_dims)
                 )

@@ -219,7 +219,7 @@ class LiveModel:
             else:
                 # Drawn in float32, so that the weights are the same in any dtype.
                 body = build_blueprint(blueprint, spec.topology, spec.width, spec.spatial_dims)
-                gate = BlendGate(spec.width, spec.topology)
+                gate = BlendGate(spec.width, spec.spatial_dims)
                 slot.set_seed(blueprint, body.to(device, spec.dtype), gate.to(device, spec.dtype))
                 slot.train(self.modules[k].training)  # a clone or wider layer has the modes of its origin
         slot.folds_before = len(self.folds)
@@ -326,7 +326,7 @@ class LiveModel:
             fold.grown = seed.fold(slot.alpha)
         else:
             graft, module = slot.graft(), self.modules[k]
-            plain = trace_graft(graft, slot.spec.spatial_dims)
+            plain = trace_graft(graft)
             like = next(graft.parameters(), None)
             plain.to(None if like is None else like.device, slot.spec.dtype).train(module.training)
             name = next(n for n, m in self.model.named_modules() if m is module)

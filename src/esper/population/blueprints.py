@@ -206,10 +206,10 @@ class SqueezeExcite(nn.Module):
         self.excite = nn.Sequential(
             GlobalMean(), nn.Linear(width, narrow), nn.SiLU(), _zero_linear(narrow, width)
         )
+        self.over_space = (..., *[None] * spatial_dims)  # torch.fx cannot trace code that asks for h.ndim
 
     def forward(self, h: Tensor) -> Tensor:
-        scale = torch.tanh(self.excite(h))  # [B, C]
-        return h * scale.reshape(*scale.shape, *[1] * (h.ndim - scale.ndim))
+        return h * torch.tanh(self.excite(h))[self.over_space]  # a factor for each channel [B, C]
 
 
 # For hosts over features [..., D].
@@ -306,12 +306,13 @@ class BlendGate(nn.Module):
     gradient.
     """
 
-    def __init__(self, width: int, topology: str) -> None:
+    def __init__(self, width: int, spatial_dims: int) -> None:
         super().__init__()
-        self.pool = GlobalMean() if topology == "cnn" else nn.Identity()
+        self.pool = GlobalMean() if spatial_dims else nn.Identity()
         self.linear = _zero_linear(width, 1)
+        self.over_space = (..., *[None] * spatial_dims)
 
     def forward(self, h: Tensor) -> Tensor:
         """h [B, C, *spatial] or [B, ..., D] → a factor that broadcasts against h."""
-        gate = torch.sigmoid(self.linear(self.pool(h)))  # [B, ..., 1]
-        return gate.reshape(*gate.shape, *[1] * (h.ndim - gate.ndim))
+        gate: Tensor = torch.sigmoid(self.linear(self.pool(h)))[self.over_space]  # [B, ..., 1] over space
+        return gate

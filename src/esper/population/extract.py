@@ -131,7 +131,7 @@ class _SlotParts:
         seed = load_flat(self.forms.module(form), self.rows[position])
         if self.blend[position] == Blend.GATE:
             host = self.forms.host
-            gate = BlendGate(host.widths[self.forms.slot], host.topology)
+            gate = BlendGate(host.widths[self.forms.slot], host.spatial_dims)
             return GateGraft(seed, alpha, load_flat(gate, self.rows[position, self.forms.gate_start :]))
         return (MultiplyGraft if self.blend[position] == Blend.MULTIPLY else AddGraft)(seed, alpha)
 

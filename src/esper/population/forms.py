@@ -90,7 +90,7 @@ class SlotForms:
     def __init__(self, host: Host, slot: int, make_rows: Callable[[nn.Module], RowModule], codes: FormCodes):
         self.host, self.slot, self.codes, self._make_rows = host, slot, codes, make_rows
         self._bodies: dict[int, Body] = {}
-        self.gate = make_rows(BlendGate(host.widths[slot], host.topology))
+        self.gate = make_rows(BlendGate(host.widths[slot], host.spatial_dims))
         self.branch = _branch_of(host, slot)
         pairs = host.repeats[slot] == 2 and self.branch is not None
         self.lead = _branch_of(host, slot - 1) if pairs else None

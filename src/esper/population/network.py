@@ -143,7 +143,7 @@ class RowNetwork:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             body = flatten(forms.module(int(blueprint)))
-            gate = flatten(BlendGate(self.host.widths[slot], self.host.topology))
+            gate = flatten(BlendGate(self.host.widths[slot], self.host.spatial_dims))
         row[: body.numel()] = body
         row[forms.gate_start : forms.gate_start + gate.numel()] = gate
         return row

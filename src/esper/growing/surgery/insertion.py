@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from esper.growing.slots import ModuleCall, SlotSpec, has_weights, is_sequence, main_tensor
-from esper.population.blueprints import BlendGate, SqueezeExcite
 from esper.population.extract import Grafted
 from esper.utils.errors import UserError
 
@@ -154,41 +152,10 @@ def _free_name(name: str, taken: Iterable[str]) -> str:
 
 # ---- seeds as plain modules ----------------------------------------------------------------------------
 
-# Versions of modules without sizes in their code, so that one trace holds for every batch size and length.
 
-
-class _SqueezeExcite(nn.Module):
-    def __init__(self, seed: SqueezeExcite, spatial_dims: int):
-        super().__init__()
-        self.excite = seed.excite
-        self.blank = (..., *[None] * spatial_dims)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return h * torch.tanh(self.excite(h))[self.blank]
-
-
-class _Gate(nn.Module):
-    def __init__(self, gate: BlendGate, spatial_dims: int):
-        super().__init__()
-        self.pool, self.linear = gate.pool, gate.linear
-        self.blank = (..., *[None] * spatial_dims)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return torch.sigmoid(self.linear(self.pool(h)))[self.blank]
-
-
-_TRACEABLE: dict[type[nn.Module], Callable[[Any, int], nn.Module]] = {
-    SqueezeExcite: _SqueezeExcite,
-    BlendGate: _Gate,
-}
-
-
-def trace_graft(grafted: Grafted, spatial_dims: int) -> fx.GraphModule:
+def trace_graft(grafted: Grafted) -> fx.GraphModule:
     """Return a seed with its blending as a traced module; raises a UserError where it cannot be traced."""
     traced = copy.deepcopy(grafted)
-    for name, child in list(traced.named_children()):
-        if type(child) in _TRACEABLE:
-            setattr(traced, name, _TRACEABLE[type(child)](child, spatial_dims))
     try:
         graph = fx.Tracer().trace(traced)
     except (fx.proxy.TraceError, TypeError, RuntimeError, AttributeError) as error:
