@@ -128,11 +128,19 @@ def make_app(
             raise UserError(f"{name} is {text!r}; give a whole number")
         return int(text)
 
-    def read_events(request: Request) -> Any:
-        member = number_of(request, "member") if "member" in request.query_params else None
-        return round_events(file_in(run_of(request), "events.jsonl"), number_of(request, "round"), member)
+    # Starlette runs functions that are not async, which read files, in threads.
+    def list_runs(request: Request) -> Response:
+        return JSONResponse(_list_runs(library))
 
-    def read_trajectories(request: Request) -> Any:
+    def read_facts(request: Request) -> Response:
+        return JSONResponse(json_values(facts(run_of(request))))
+
+    def read_events(request: Request) -> Response:
+        member = number_of(request, "member") if "member" in request.query_params else None
+        found = round_events(file_in(run_of(request), "events.jsonl"), number_of(request, "round"), member)
+        return JSONResponse(json_values(found))
+
+    def read_trajectories(request: Request) -> Response:
         data = TrajectoryFolder(run_of(request)).read_bytes(number_of(request, "round"))
         return Response(data, media_type="application/octet-stream")
 
@@ -145,27 +153,22 @@ def make_app(
         names = request.query_params.getlist("run")
         last = request.headers.get("last-event-id")
         begun = last.split(",") if last else request.query_params.getlist("at")
-        try:
-            runs = {name: await run_in_threadpool(library.find, name) for name in names}
-        except UserError as error:
-            return JSONResponse({"error": str(error)}, 404)
+        runs = {name: await run_in_threadpool(library.find, name) for name in names}
         begun += [""] * (len(names) - len(begun))  # runs that the page has not asked for before
         at = {name: Position.parse(text) for name, text in zip(names, begun, strict=False)}
         return StreamingResponse(_stream_events(library, runs, at, stopping), media_type="text/event-stream")
 
-    answers = {
-        "runs": lambda request: _list_runs(library),
-        "facts": lambda request: facts(run_of(request)),
-        "events": read_events,
-        "trajectories": read_trajectories,
-    }
     page = Path(str(resources.files("esper.watch") / "page"))
     return Starlette(
         routes=[
-            *(Route(f"/api/{name}", _json_route(make)) for name, make in answers.items()),
+            Route("/api/runs", list_runs),
+            Route("/api/facts", read_facts),
+            Route("/api/events", read_events),
+            Route("/api/trajectories", read_trajectories),
             Route("/api/stream", stream),
             Mount("/", StaticFiles(directory=page, html=True)),
         ],
+        exception_handlers={UserError: _not_found},
         middleware=[
             Middleware(_Headers),
             # Another site may point a name of its own at loopback, but it does not know the token.
@@ -226,17 +229,9 @@ def _read_rounds(run: Path, position: Position) -> Any:
         return read_new_lines(file_in(run, "metrics.jsonl"), position)
 
 
-def _json_route(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """Make a route that responds with JSON, or with 404 and the sentence of a UserError."""
-
-    async def respond(request: Request) -> Response:
-        try:
-            found = await run_in_threadpool(make, request)
-        except UserError as error:
-            return JSONResponse({"error": str(error)}, 404)
-        return found if isinstance(found, Response) else JSONResponse(json_values(found))
-
-    return respond
+def _not_found(request: Request, error: Exception) -> Response:
+    """Respond with the sentence of a UserError."""
+    return JSONResponse({"error": str(error)}, 404)
 
 
 class _Headers:
