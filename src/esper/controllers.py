@@ -247,21 +247,6 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def why_not_here(name: str, controller: Controller, spec: EnvironmentSpec, override: str) -> str | None:
-    """Say in one sentence why a controller does not act in an environment; None where it may.
-
-    override: what lets it act all the same, as the caller would write it.
-    """
-    trained = getattr(controller, "conditions", None)  # a user's own controller may have none
-    found = differences(trained, conditions_of([spec])) if trained is not None else []
-    if not found:
-        return None
-    return (
-        f"{name} does not act here, because it is outside the conditions that it was trained in: "
-        f"{' and '.join(found)}; {override} lets it act all the same"
-    )
-
-
 def check_schedule(controller: Controller, config: RunConfig) -> None:
     """Raise UserError for a schedule that asks for more seeds in a slot than a slot can ever take.
 
@@ -294,12 +279,17 @@ def arms_that_may_grow(arms: Mapping[str, Arm], spec: EnvironmentSpec) -> tuple[
 
     Returns the arms, and one sentence for each controller that does not act.
     """
-    refused = {
-        name: why
-        for name, arm in arms.items()
-        if not isinstance(arm, Fixed) and (why := why_not_here(name, arm, spec, "--force"))
-    }
-    return {name: Fixed() if name in refused else arm for name, arm in arms.items()}, list(refused.values())
+    allowed, remarks = dict(arms), list[str]()
+    for name, arm in arms.items():
+        trained = getattr(arm, "conditions", None)  # a user's own controller may have none
+        found = differences(trained, conditions_of([spec])) if trained is not None else []
+        if found:
+            allowed[name] = Fixed()
+            remarks.append(
+                f"{name} does not act here, because it is outside the conditions that it was trained in: "
+                f"{' and '.join(found)}; --force lets it act all the same"
+            )
+    return allowed, remarks
 
 
 def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
