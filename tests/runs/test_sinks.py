@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from esper.config import load_config
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import RoundSummary
-from esper.runs.sinks import SINK_NAMES, make_sinks
+from esper.runs.sinks import SINKS, make_sinks
 from esper.utils.errors import UserError
 
 
@@ -24,11 +25,11 @@ def folder(tmp_path: Path) -> RunFolder:
 def test_an_unknown_sink_and_a_missing_package_are_refused(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match="sink is 'parchment'; allowed are tensorboard, wandb"):
-        make_sinks(["parchment"], folder, {})
-    for name in SINK_NAMES:
+    with pytest.raises(UserError, match="is 'parchment'; it should be 'tensorboard' or 'wandb'"):
+        load_config(overrides=["telemetry.sinks=[parchment]"])
+    for name in SINKS:
         monkeypatch.setitem(sys.modules, name, None)
-        (sink,) = make_sinks([name], folder, {})
+        (sink,) = make_sinks([name], folder, {}, 0)
         with pytest.raises(UserError, match=r"needs the package .*esper-lite\[sinks\]"), sink:
             pass
 

@@ -11,7 +11,7 @@ from typing import Any
 from esper.runs.files import write_atomically
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import RoundSummary
-from esper.utils.errors import UserError, require
+from esper.utils.errors import require
 
 Sink = Callable[[RoundSummary], None]  # takes the summary of a round
 
@@ -60,19 +60,15 @@ def wandb_sink(folder: RunFolder, config: Mapping[str, Any], rounds_done: int) -
         run.finish()
 
 
-_SINKS = {"tensorboard": tensorboard_sink, "wandb": wandb_sink}
-SINK_NAMES = tuple(_SINKS)
+SINKS = {"tensorboard": tensorboard_sink, "wandb": wandb_sink}  # the settings allow no other names
 
 
 def make_sinks(
-    names: Sequence[str], folder: RunFolder, config: Mapping[str, Any], rounds_done: int = 0
+    names: Sequence[str], folder: RunFolder, config: Mapping[str, Any], rounds_done: int
 ) -> list[AbstractContextManager[Sink]]:
     """Return the named sinks, to be entered by a run that continues after `rounds_done` rounds.
 
-    `config` is the resolved configuration, for sinks that show it. Raises UserError for an unknown name;
-    entering one raises it where its package is not installed.
+    `config` is the resolved configuration, for sinks that show it. Entering a sink raises UserError where its
+    package is not installed.
     """
-    unknown = [name for name in names if name not in _SINKS]
-    if unknown:
-        raise UserError(f"sink is {unknown[0]!r}; allowed are {', '.join(SINK_NAMES)}")
-    return [_SINKS[name](folder, config, rounds_done) for name in names]
+    return [SINKS[name](folder, config, rounds_done) for name in names]
