@@ -166,14 +166,12 @@ def resume_hint(folder: RunFolder) -> Iterator[None]:
 
 
 def run_training(
-    run: TrainingRun,
-    quiet: bool = False,
-    report: bool = True,
-    show: Callable[[RoundSummary], None] | None = None,
+    run: TrainingRun, quiet: bool = False, show: Callable[[RoundSummary], None] | None = None
 ) -> int:
     """Train to the end, or to the end of the round in which a stop is asked for, and write the report.
 
-    show: is called after every round instead of printing what the run is and what each round came to
+    show: is called after every round instead of printing what the run is and what each round came to; the
+        report is then left to the caller, unless a stop was asked for
 
     Returns the exit code: 0, or that of the signal. A second signal ends it at once, between two steps. Of
     several processes the first one shows and reports.
@@ -212,7 +210,7 @@ def run_training(
             )
         try:
             run.run(stop, after_round)
-            page = write_report(folder) if report or stop.requested else None
+            page = write_report(folder) if show is None or stop.requested else None
         except KeyboardInterrupt:
             typer.echo("stopped at once: the round in flight is not kept", err=True)
     if not run.finished:

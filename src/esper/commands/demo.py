@@ -63,7 +63,7 @@ def finish(run: TrainingRun) -> int:
             left = sum(not training.done() for training in trainings)
             advance(total - left + min(left, WORKERS) / 2 + rounds_done)  # in training: half done on the mean
 
-        if code := common.run_training(run, report=False, show=lambda done: show(done.round)):
+        if code := common.run_training(run, show=lambda done: show(done.round)):
             return code
         with RunFolder.open(path) as folder:
             remarks = try_controller(run)
