@@ -108,12 +108,12 @@ def fit_schedule(minibatches: float, steps: int, batches: int, validation: float
 
 
 def run_fixed(
-    environment: GrowthEnvironment, name: str, budget: float, on_progress: OnProgress | None = None
+    environment: GrowthEnvironment, name: str, budget: float, on_progress: OnProgress
 ) -> ControllerRun:
     """Train networks that never change, for `budget` FLOPs a member on the mean over members.
 
     Every epoch is charged a validation where the best one counts; validations that only draw a curve are
-    free.
+    free. on_progress: is given the share that is done.
     """
     spec, (batch, validation) = environment.spec, step_costs(environment)
     # price of a step = minibatches × price of one, and of a validation where it chooses the weights
@@ -131,7 +131,7 @@ def run_fixed(
             population=spec.population.model_copy(update=recipe),
         )
     )
-    run = run_controller(fresh, name, Static(), _count_steps(on_progress, 0, steps))
+    run = run_controller(fresh, name, Static(), _count_steps(on_progress, steps))
     step = np.full(environment.num_members, batches * batch + validation)  # [N] FLOPs
     spent = np.arange(steps + 1)[:, None] * step  # [T + 1, N]
     epochs = steps * batches / spec.population.batches_per_epoch
@@ -145,12 +145,10 @@ def step_costs(environment: GrowthEnvironment) -> tuple[float, float]:
     return TRAINING_PASSES * config.batch_size * host, samples * host
 
 
-def _count_steps(on_progress: OnProgress | None, done: int, steps: int) -> OnStep | None:
-    """Make an `on_step` that reports `done` arms and the share of `steps` that have passed of the next."""
-    if on_progress is None:
-        return None
+def _count_steps(on_progress: OnProgress, steps: int) -> OnStep:
+    """Make an `on_step` that reports the share of `steps` that have passed."""
     ticks = count(1)
-    return lambda result: on_progress(done + min(1.0, next(ticks) / steps))
+    return lambda result: on_progress(min(1.0, next(ticks) / steps))
 
 
 # ---- all arms --------------------------------------------------------------------------------------------
@@ -174,7 +172,7 @@ def prepare(
 
 
 def compare(
-    environment: GrowthEnvironment, arms: Mapping[str, Arm], on_progress: OnProgress | None = None
+    environment: GrowthEnvironment, arms: Mapping[str, Arm], on_progress: OnProgress = lambda done: None
 ) -> list[ControllerRun]:
     """Run every arm, controllers first, because the others get what they spend; return them as given.
 
@@ -183,16 +181,14 @@ def compare(
     """
     runs: dict[str, ControllerRun] = {}
 
-    def finish(name: str, run: ControllerRun) -> None:
-        runs[name] = run
-        if on_progress is not None:
-            on_progress(len(runs))
+    def advance(share: float) -> None:
+        on_progress(len(runs) + share)
 
     # Controllers first: their FLOPs are the budget of the arms that never change.
     for name, arm in arms.items():
         if not isinstance(arm, Fixed):
-            on_step = _count_steps(on_progress, len(runs), environment.steps)
-            finish(name, run_controller(environment, name, arm, on_step))
+            on_step = _count_steps(advance, environment.steps)
+            runs[name] = run_controller(environment, name, arm, on_step)
     spec, (batch, validation) = environment.spec, step_costs(environment)
     epoch = spec.population.batches_per_epoch * batch + spec.best_epoch * validation  # FLOPs
     usual = environment.steps * epoch
@@ -201,14 +197,13 @@ def compare(
     for name, arm in fixed.items():
         twin = next((n for n, other in fixed.items() if n in runs and other == arm), None)
         if twin is not None:  # a controller that does not act here is the same as not growing
-            finish(name, replace(runs[twin], name=name))
+            runs[name] = replace(runs[twin], name=name)
             continue
-        done, fresh = len(runs), environment
+        fresh = environment
         if arm.host:
             task, *variants = (_with_options(each, arm) for each in (spec.task, *spec.variants))
             fresh = GrowthEnvironment(replace(spec, task=task, variants=tuple(variants)))
-        advance = None if on_progress is None else lambda share, done=done: on_progress(done + share)
-        finish(name, run_fixed(fresh, name, budget, advance))
+        runs[name] = run_fixed(fresh, name, budget, advance)
     return [runs[name] for name in arms]
 
 
