@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from operator import length_hint
 from typing import Any
@@ -34,11 +35,12 @@ from esper.lifecycle.actions import (
     Blueprint,
     Style,
     has_gate,
+    selectable_blueprints,
 )
 from esper.lifecycle.legality import blueprint_table
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import FORWARD_STAGES, Stage
-from esper.population.blueprints import BlendGate, build_blueprint
+from esper.population.blueprints import BlendGate, build_blueprint, parameter_count
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock
 from esper.population.metrics import SeedGradients, TrainMetrics, ValidationMetrics, gradient_health
@@ -142,7 +144,9 @@ class LivePopulation:
         self._validated = False  # whether `val` was read before
         self._evaluations: dict[tuple[Any, ...], Evaluation] = {}  # by alphas, until the weights change
         self._snapshot: dict[str, Tensor] | None = None  # the latest one, until anything changes
-        self._seed_flops: dict[tuple[int, SlotSpec], float] = {}  # by blueprint or _GATE
+        # Counted for the first seed of each kind and size: to count all blueprints of a slot takes longer
+        # than many steps of training.
+        self._seed_flops = cache(_count_seed_flops)
 
     def _attach_slots(self, names: SlotNames | None, grows: bool) -> LiveModel:
         model, criterion, loaders = self.model, self.criterion, (self.train_loader, self.val_loader)
@@ -469,10 +473,16 @@ class LivePopulation:
         return torch.tensor([self.live.model_parameters() + self.live.parameters()])
 
     def seed_parameters(self) -> Tensor:
-        return self.live.seed_parameters()
+        table = torch.zeros(self.num_slots, NUM_BLUEPRINTS, dtype=torch.long)
+        for k, (options, spec) in enumerate(zip(self.live.options, self.live.specs, strict=True)):
+            for b in selectable_blueprints(spec.topology):
+                table[k, b] = parameter_count(b, spec.topology, spec.width, spec.spatial_dims)
+            for grown, size in options.parameters.items():
+                table[k, grown] = size
+        return table
 
     def gate_parameters(self) -> Tensor:
-        return self.live.gate_parameters()
+        return torch.tensor([spec.width + 1 for spec in self.live.specs])  # a weight for each channel, a bias
 
     def epoch_flops(self, states: SlotStates, work: Work, uses_metrics: Tensor | None = None) -> Tensor:
         if self.progressive is not None:  # no seeds, and everyone pays for the validation
@@ -511,28 +521,9 @@ class LivePopulation:
             if slot.blueprint in GROWTH_BLUEPRINTS:
                 parts[k, slot.blueprint] = options[k].flops.get(Blueprint(slot.blueprint), 0.0)
             else:
-                parts[k, slot.blueprint] = self._count_flops(slot.blueprint, specs[k])
-                gates[k] = self._count_flops(_GATE, specs[k])
+                parts[k, slot.blueprint] = self._seed_flops(slot.blueprint, specs[k])
+                gates[k] = self._seed_flops(_GATE, specs[k])
         return ForwardCosts(trunk, parts, gates, self.host_flops)
-
-    def _count_flops(self, blueprint: int, spec: SlotSpec) -> float:
-        """Count the FLOPs of a seed, or a gate, on one sample.
-
-        This is done for the first seed of each kind and size: to count all blueprints of a slot takes longer
-        than many steps of training.
-        """
-        key = (blueprint, spec)
-        if key not in self._seed_flops:
-            with torch.device("meta"):
-                body = (
-                    BlendGate(spec.width, spec.spatial_dims)
-                    if blueprint == _GATE
-                    else build_blueprint(blueprint, spec.topology, spec.width, spec.spatial_dims)
-                )
-                with torch.no_grad(), FlopCounterMode(display=False) as counter:
-                    body(torch.zeros(1, *spec.shape))
-            self._seed_flops[key] = float(counter.get_total_flops())
-        return self._seed_flops[key]
 
     # ---- state -----------------------------------------------------------------------------------------
 
@@ -645,6 +636,19 @@ def _true_slots(where: Tensor) -> list[int]:
     """List the slots where True.  # [1, S]"""
     found: list[int] = where[0].nonzero().flatten().tolist()
     return found
+
+
+def _count_seed_flops(blueprint: int, spec: SlotSpec) -> float:
+    """Count the FLOPs of a seed, or of a gate for _GATE, on one sample."""
+    with torch.device("meta"):
+        body = (
+            BlendGate(spec.width, spec.spatial_dims)
+            if blueprint == _GATE
+            else build_blueprint(blueprint, spec.topology, spec.width, spec.spatial_dims)
+        )
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            body(torch.zeros(1, *spec.shape))
+    return float(counter.get_total_flops())
 
 
 def _copy_tensors(tensors: Mapping[str, Tensor], reusable: Mapping[str, Tensor]) -> dict[str, Tensor]:

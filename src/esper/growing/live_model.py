@@ -36,8 +36,8 @@ from esper.growing.surgery.widening import (
     added_parameters,
     units_out,
 )
-from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
-from esper.population.blueprints import BlendGate, build_blueprint, parameter_count
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blend, Blueprint
+from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.extract import AddGraft, GateGraft, Grafted, MultiplyGraft
 from esper.population.metrics import EXPLODING_NORM, VANISHING_NORM
 from esper.utils.errors import UserError
@@ -281,20 +281,6 @@ class LiveModel:
         return [f"after {name}, {reason}" for reason, name in list(reasons.items())[:2]]
 
     # ---- sizes -----------------------------------------------------------------------------------------
-
-    def seed_parameters(self) -> Tensor:
-        """Count the parameters of seeds by slot and blueprint, 0 where none fits.  # [S, blueprints]"""
-        table = torch.zeros(len(self.slots), len(Blueprint), dtype=torch.long)
-        for k, (options, spec) in enumerate(zip(self.options, self.specs, strict=True)):
-            for b in selectable_blueprints(spec.topology):
-                table[k, b] = parameter_count(b, spec.topology, spec.width, spec.spatial_dims)
-            for grown, size in options.parameters.items():
-                table[k, grown] = size
-        return table
-
-    def gate_parameters(self) -> Tensor:
-        """Count the parameters of a gate by slot.  # [S]"""
-        return torch.tensor([spec.width + 1 for spec in self.specs])  # a weight for each channel and a bias
 
     def model_parameters(self) -> int:
         """Count the trained parameters of the model; of one that is frozen as a whole, all."""
