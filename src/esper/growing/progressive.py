@@ -286,21 +286,31 @@ class Progressive:
     def set_stage(self, stage: int) -> None:
         """Go back, or forth, to the active blocks of a stage; weights are not copied."""
         self.stage = stage
-        self._activate()
+        while self._shared:  # tied blocks take the parameters back that they had
+            module, name, own = self._shared.pop()
+            setattr(module, name, own)
+        while self._tie_hooks:
+            self._tie_hooks.pop().remove()
+        for lists in (self.lists, *self._followers):
+            for each, stages in zip(lists, self._stages, strict=True):
+                each.activate(stages[stage])
+        for earlier in range(1, stage + 1) if self.tied and not self.whole else ():
+            for source, target in self._copies(earlier):
+                self._share(source, target)
 
     def _grow(self) -> None:
         """Activate the blocks of the next stage as copies of those that were trained, or untie them."""
-        self.stage += 1
+        stage = self.stage + 1
         while self._hooks:  # not before: a compiled model is compiled anew without them
             self._hooks.pop().remove()
-        for source, target in self._copies(self.stage):
+        for source, target in self._copies(stage):
             copy_block(source, target, self.optimizers)
-        if self.tied and self.whole:
+        if self.tied and stage == len(self.grow_steps):
             for module, name, own in self._shared:
                 copy_parameter(getattr(module, name), own, self.optimizers)
         else:
             self.grown_at = self.steps_done
-        self._activate()
+        self.set_stage(stage)
         self._hook_rates()
 
     def _copies(self, stage: int) -> Iterator[tuple[nn.Module, nn.Module]]:
@@ -333,19 +343,6 @@ class Progressive:
     def _restore_rates(self, optimizer: Optimizer, *_: Any) -> None:
         for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, ()), strict=False):
             group["lr"] = rate
-
-    def _activate(self) -> None:
-        while self._shared:
-            module, name, own = self._shared.pop()
-            setattr(module, name, own)
-        while self._tie_hooks:
-            self._tie_hooks.pop().remove()
-        for lists in (self.lists, *self._followers):
-            for each, stages in zip(lists, self._stages, strict=True):
-                each.activate(stages[self.stage])
-        for stage in range(1, self.stage + 1) if self.tied and not self.whole else ():
-            for source, target in self._copies(stage):
-                self._share(source, target)
 
     def _share(self, source: nn.Module, target: nn.Module) -> None:
         """Let a block use the parameters of another; those that it had are kept for the time after."""
