@@ -415,28 +415,32 @@ def _check_arguments(epochs: Any, step: Any, flags: Mapping[str, Any]) -> None:
 
 
 def _build_model(model: ModelOrMaker, device: torch.device) -> nn.Module:
-    """Return a copy of the model, or of what the given function makes, on a device."""
+    """Return a copy of the model, or of what the given function makes, on a device.
+
+    Raises a UserError for what is no model that can grow.
+    """
     try:
         made = model() if callable(model) and not isinstance(model, nn.Module) else model
     except TypeError as error:
-        give = "give an nn.Module, or a function without arguments that makes one"
-        raise UserError(f"model cannot be made ({one_line(error)}{raised_at(error)}); {give}") from error
-    _check_model(made)
-    return copy.deepcopy(made).to(device)
-
-
-def _check_model(model: Any) -> None:
-    """Raise a UserError for what is no model that can grow."""
-    if not isinstance(model, nn.Module):
-        raise UserError(f"model is a {type(model).__name__}; give an nn.Module, or a function that makes one")
-    for name, module in model.named_modules():
+        raise UserError(
+            f"model cannot be made ({one_line(error)}{raised_at(error)}); give an nn.Module, or a function "
+            "without arguments that makes one"
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise UserError(f"model is a {type(made).__name__}; give an nn.Module, or a function that makes one")
+    for name, module in made.named_modules():
         kind = f"{f'the submodule {name}' if name else 'model'} is a {type(module).__name__}"
         if isinstance(module, torch.jit.ScriptModule):
             raise UserError(f"{kind}, which takes no hooks; give the module that it was made from")
         if any(base.__name__ in _WRAPPERS for base in type(module).__mro__):
-            differ = "wrapped for several processes or devices, where the seeds of each would differ"
-            raise UserError(f"{kind}, {differ}; give the module inside, and grow in one process")
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            raise UserError(
+                f"{kind}, wrapped for several processes or devices, where the seeds of each would differ; "
+                "give the module inside, and grow in one process"
+            )
+    for name, tensor in [*made.named_parameters(), *made.named_buffers()]:
         if tensor.is_meta:
-            empty = f"{name} of {type(model).__name__} is on the meta device and has no values"
-            raise UserError(f"{empty}; call model.to_empty(device='cpu') and load its weights first")
+            raise UserError(
+                f"{name} of {type(made).__name__} is on the meta device and has no values; call "
+                "model.to_empty(device='cpu') and load its weights first"
+            )
+    return copy.deepcopy(made).to(device)
