@@ -52,15 +52,19 @@ def make_specs(
     unspent = {"budgets": config.budgets != ONE_BUDGET, "episode.flops": config.episode.flops is not None}
     if config.episode.clock == "steps" and any(unspent.values()):
         names = " and ".join(name for name, given in unspent.items() if given)
-        unspendable = f"episode.clock is steps, which spends no budget, and {names} is given"
-        raise UserError(f"{unspendable}; set episode.clock=compute, or leave {names} out")
+        raise UserError(
+            f"episode.clock is steps, which spends no budget, and {names} is given; set "
+            f"episode.clock=compute, or leave {names} out"
+        )
     device = device or choose_device(config.device)
     specs = []
     for name in config.task.split(TASK_SEPARATOR):
         tasks = [_with_host(task, config) for task in load_tasks(name.strip(), config.task_seed)]
         if config.population.batch_size > len(tasks[0].train):
-            has = f"{tasks[0].name} has {len(tasks[0].train)} samples to train on; make it smaller"
-            raise UserError(f"population.batch_size is {config.population.batch_size}, and {has}")
+            raise UserError(
+                f"population.batch_size is {config.population.batch_size}, and {tasks[0].name} has "
+                f"{len(tasks[0].train)} samples to train on; make it smaller"
+            )
         # Each process has its own share of the members in memory.
         check_host(tasks[0], config.members // Launch.of().size, device)
         specs.append(
@@ -127,9 +131,10 @@ def call_function(what: str, name: str, *args: Any) -> Any:
     except Exception as error:  # whatever the user's module raises
         own = isinstance(error, UserError)
         problem = str(error) if own else f"it could not be called: {with_place(error)}"
-        takes = "takes a seed" if args else "takes no arguments"
-        form = f"give FILE.py:FUNCTION or MODULE:FUNCTION, a function that {takes}"
-        raise UserError(f"{what} is {name!r}, and {problem}; {form}") from error
+        raise UserError(
+            f"{what} is {name!r}, and {problem}; give FILE.py:FUNCTION or MODULE:FUNCTION, a function that "
+            f"takes {'a seed' if args else 'no arguments'}"
+        ) from error
 
 
 def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:
@@ -173,8 +178,10 @@ def make_environment(
     if len(specs) > 1:
         raise UserError(f"task is {config.task!r}; several take turns in 'esper train' alone, give one")
     if config.budgets != ONE_BUDGET:
-        alone = "those are for 'esper train' alone, set episode.steps or episode.flops"
-        raise UserError(f"budgets is {list(config.budgets)}; {alone}")
+        raise UserError(
+            f"budgets is {list(config.budgets)}; those are for 'esper train' alone, set episode.steps or "
+            "episode.flops"
+        )
     return check_budgets(GrowthEnvironment(replace(specs[0], best_epoch=best_epoch)))
 
 

@@ -67,8 +67,10 @@ def root(
     if context.invoked_subcommand is None:
         print(context.get_help())
     elif Launch.of().size > 1 and context.invoked_subcommand not in _MULTI_PROCESS:
-        one = f"{Launch.of().size} processes, and 'esper {context.invoked_subcommand}' is for one"
-        raise UserError(f"torchrun started {one}; torchrun is for {', '.join(_MULTI_PROCESS)}")
+        raise UserError(
+            f"torchrun started {Launch.of().size} processes, and 'esper {context.invoked_subcommand}' is for "
+            f"one; torchrun is for {', '.join(_MULTI_PROCESS)}"
+        )
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -129,8 +129,9 @@ def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Co
     try:
         return script.parse(text)
     except (ValueError, OverflowError) as error:
-        form = f"after the colon: {script.argument} ({error})"
-        raise UserError(f"controller is {name_or_path!r}; {form}") from None
+        raise UserError(
+            f"controller is {name_or_path!r}; after the colon: {script.argument} ({error})"
+        ) from None
 
 
 def make_controller(given: str | Controller, device: torch.device) -> Controller:
@@ -139,8 +140,9 @@ def make_controller(given: str | Controller, device: torch.device) -> Controller
         return load_controller(given, device)
     missing = [name for name in ("begin", "decide") if not callable(getattr(given, name, None))]
     if missing:
-        lacks = f"controller is a {type(given).__name__} without {' and '.join(missing)}"
-        raise UserError(f"{lacks}; {allowed_names()}")
+        raise UserError(
+            f"controller is a {type(given).__name__} without {' and '.join(missing)}; {allowed_names()}"
+        )
     return given
 
 
@@ -321,8 +323,10 @@ def _parse_fixed(name: str) -> Fixed:
     pairs = [part.partition("=") for part in name.removeprefix(FIXED).split("+")]
     options = {option: int(value) for option, _, value in pairs if option and value.isdecimal()}
     if len(options) < len(pairs):
-        form = f"options of the host, each once, as in {FIXED}hidden=16+depth=2"
-        raise UserError(f"controller is {name!r}; after the colon: {form}")
+        raise UserError(
+            f"controller is {name!r}; after the colon: options of the host, each once, as in "
+            f"{FIXED}hidden=16+depth=2"
+        )
     try:
         return Fixed(host=build(HostConfig, options).options())
     except UserError as error:

@@ -47,8 +47,10 @@ def train(
     settings = common.resolve_settings(config, preset, overrides, task, device)
     launch = Launch.of()
     if (launch.may_restart or resume) and out is None:
-        found = "a run that may be started again has to be found again"
-        raise UserError(f"{found}; give --out FOLDER, or leave out --resume and torchrun --max-restarts")
+        raise UserError(
+            "a run that may be started again has to be found again; give --out FOLDER, or leave out --resume "
+            "and torchrun --max-restarts"
+        )
     if not quiet and not launch.rank:
         typer.echo(f"loading PyTorch and {settings.task} ...")  # takes seconds
     from esper.training import TrainingRun
@@ -92,17 +94,21 @@ def resume(
         folder = all_or_none(gather, lambda: None if gather.rank else RunFolder.read(run))
         kind = broadcast(gather, folder.kind if folder else None)
         if gather.size > 1 and kind != "train":
-            holds = f"{run} holds a run of 'esper {kind}', which one process does"
-            raise UserError(f"{holds}; use 'esper resume {run}'")
+            raise UserError(
+                f"{run} holds a run of 'esper {kind}', which one process does; use 'esper resume {run}'"
+            )
         if folder is not None and folder.from_python:
-            call = f"call esper.grow there again, with the same arguments and out={str(run)!r}, resume=True"
-            raise UserError(f"{run} holds a growth of a model and data of your own program; {call}")
+            raise UserError(
+                f"{run} holds a growth of a model and data of your own program; call esper.grow there again, "
+                f"with the same arguments and out={str(run)!r}, resume=True"
+            )
         if folder is not None and kind in RESTARTED:
             for name, value in {"--checkpoint": checkpoint, "--set": overrides, "--device": device}.items():
                 if value:
-                    holds = f"{name} is for runs that train, and {run} holds one of 'esper {kind}'"
-                    anew = f"begin anew in another folder with: {folder.command_text()}"
-                    raise UserError(f"{holds}; leave it out, or {anew}")
+                    raise UserError(
+                        f"{name} is for runs that train, and {run} holds one of 'esper {kind}'; leave it "
+                        f"out, or begin anew in another folder with: {folder.command_text()}"
+                    )
             _run_again(folder, quiet)
             return
         from esper.config import load_config

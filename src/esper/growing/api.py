@@ -165,9 +165,12 @@ def _stop_notice(out: str | Path | None) -> Callable[[], object]:
     kept = "nothing is saved, since no out= is given"
     if out is not None:
         kept = f"{out} has the epochs before this one, from which the same call with resume=True goes on"
-    said = f"the model so far is returned, and {kept}; Ctrl-C again stops at once\n"
+    notice = (
+        "stopping after this batch and a few validations: the model so far is returned, and "
+        f"{kept}; Ctrl-C again stops at once\n"
+    )
     # Not by print: a signal may come while a buffered stream is in the middle of a write.
-    return partial(os.write, 2, f"stopping after this batch and a few validations: {said}".encode())
+    return partial(os.write, 2, notice.encode())
 
 
 class Growth:
@@ -199,8 +202,11 @@ class Growth:
         grows = not isinstance(decider, Static)
         self.bodies = LivePopulation(model, loaders, settings, device, slots, step, grows)
         if not trainable_parameters(model):
-            frozen = f"all parameters of {type(model).__name__} are frozen (requires_grad is False)"
-            warnings.warn(f"{frozen}: only what grows is trained", stacklevel=4)  # of the call of `grow`
+            warnings.warn(
+                f"all parameters of {type(model).__name__} are frozen (requires_grad is False): only what "
+                "grows is trained",
+                stacklevel=4,  # of the call of `grow`
+            )
         self.environment, self.plain_epochs = LiveEnvironment(self.bodies, epochs), epochs
         self.controller, live = UserController(decider), self.bodies.live
         if grows:  # a model in which nothing fits can be trained all the same
@@ -316,8 +322,11 @@ class Growth:
         """Activate all blocks of a model whose training ends before its growth, and measure it again."""
         grower = self.bodies.progressive
         assert grower is not None
-        trained = f"it was stopped before its growth: {grower.active} of {grower.blocks} blocks were trained"
-        self.remarks = [f"{trained}, and the others are copies of them", *self.remarks[1:]]
+        self.remarks = [
+            f"it was stopped before its growth: {grower.active} of {grower.blocks} blocks were trained, and "
+            "the others are copies of them",
+            *self.remarks[1:],  # without the one that says when the others begin
+        ]
         grower.complete()
         self.bodies.forget_measurements()
         state = self.environment.state

@@ -162,8 +162,10 @@ class Criterion:
                 "or the model"
             )
         if raised_at(error):
-            end = "mend that line, or give batches that it takes"
-            return f"{kind} {_raises(error)} for the first batch of {name}; {end}"
+            return (
+                f"{kind} {_raises(error)} for the first batch of {name}; mend that line, or give batches "
+                "that it takes"
+            )
         return (
             f"{kind} does not take the batches of {name} ({one_line(error)}); make the data fit its first "
             "layer, or give step=, a function (model, batch) → loss, score"

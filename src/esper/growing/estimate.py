@@ -184,8 +184,10 @@ def estimate(
         raise UserError(f"the model is a {type(model).__name__}; give an nn.Module")
     if (tokens is None) == (samples is None):
         given = "neither tokens nor samples are" if tokens is None else "both tokens and samples are"
-        language = "--tokens N (tokens=N in Python) for a language model"
-        raise UserError(f"{given} given; give {language}, or --samples N (samples=N) for one label a sample")
+        raise UserError(
+            f"{given} given; give --tokens N (tokens=N in Python) for a language model, or --samples N "
+            "(samples=N) for one label a sample"
+        )
     for name, value in {"tokens": tokens, "samples": samples, "epochs": epochs}.items():
         if value is not None and not (hasattr(value, "__float__") and 0 < float(value) < math.inf):
             raise UserError(f"{name} is {value!r}; give a number above 0")

@@ -110,11 +110,15 @@ class GrowFolder:
             again = {key: saved.tensors[str(_current_name(key))].clone() for key in saved.record["repeated"]}
             run.load_state_dict(saved.tensors | again)
         except (ValueError, KeyError, RuntimeError) as error:
-            give = f"give the model and data that {self.folder.path} was begun with"
-            raise CheckpointError(f"{path} does not fit this model ({error}); {give}") from None
+            raise CheckpointError(
+                f"{path} does not fit this model ({error}); give the model and data that {self.folder.path} "
+                "was begun with"
+            ) from None
         if run.epochs_done > run.environment.steps:
-            over = f"{run.epochs_done} are over in {self.folder.path}; give at least as many"
-            raise UserError(f"epochs is {run.environment.steps}, and {over}")
+            raise UserError(
+                f"epochs is {run.environment.steps}, and {run.epochs_done} are over in {self.folder.path}; "
+                "give at least as many"
+            )
         run.seconds = list(saved.record.get("epochs", ()))
         if name == GROWN:
             self._seconds = float(saved.record["seconds"])

@@ -268,8 +268,9 @@ class LivePopulation:
         fitting, why = self._fitting(), dict[str, str]()
         for b in (b for b in scheduled if b.name not in fitting):
             reasons = "; ".join(self.live.refusals(b)) or f"{b.name} is not for such a model"
-            taken = f"here a slot takes {', '.join(fitting)}"
-            why[b.name] = f"which no slot of this model takes: {reasons}; {taken}"
+            why[b.name] = (
+                f"which no slot of this model takes: {reasons}; here a slot takes {', '.join(fitting)}"
+            )
         if why and len(why) == len(scheduled):
             raise UserError(f"the schedule asks for {', '.join(why)}, {next(iter(why.values()))}")
         return [f"{name} was asked for, {reason}" for name, reason in why.items()]

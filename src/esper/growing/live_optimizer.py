@@ -35,11 +35,10 @@ class LiveOptimizer:
         self.inner = self._make(settings)
         held = {id(p) for group in self.inner.param_groups for p in group["params"]}
         if self.host and not any(id(p) in held for p in self.host):
-            none = (
-                f"the {type(self.inner).__name__} holds none of the {len(self.host)} parameters of the model"
+            raise UserError(
+                f"the {type(self.inner).__name__} holds none of the {len(self.host)} parameters of the "
+                "model, which is a copy of yours; make it of the groups that make_optimizer is called with"
             )
-            groups = "make it of the groups that make_optimizer is called with"
-            raise UserError(f"{none}, which is a copy of yours; {groups}")
         self.seeds: dict[int, list[nn.Parameter]] = {}  # by slot
         self._given_groups = [dict(group) for group in self.inner.param_groups]
 
@@ -151,9 +150,11 @@ class LiveOptimizer:
         for state in self.inner.state.values():
             for key, value in state.items():
                 if not isinstance(value, Tensor | int | float | None):
-                    keeps = f"{type(self.inner).__name__} keeps a {type(value).__name__} ({key})"
-                    advice = "leave out out=, or choose an optimizer whose state is tensors"
-                    raise UserError(f"{keeps} for a parameter, which cannot be saved; {advice}")
+                    raise UserError(
+                        f"{type(self.inner).__name__} keeps a {type(value).__name__} ({key}) for a "
+                        "parameter, which cannot be saved; leave out out=, or choose an optimizer whose "
+                        "state is tensors"
+                    )
 
     def restore(self, names: Mapping[Any, str], saved: Mapping[str, Tensor]) -> None:
         """Replace the state of these parameters by what `tensors` returned."""

@@ -62,8 +62,10 @@ def _record_form(name: str, skip: Skip, _: nn.Module, args: Any, kwargs: Any, ou
     """Note the form of what a block returns, as a forward hook; raise a UserError where it has none."""
     form, made = _find_form(args, kwargs, output)
     if form is None or made:
-        why = f"{name} cannot be skipped, since it does not return one tensor, of the shape of its input"
-        raise UserError(f"{why}; give example= and such blocks are left alone")
+        raise UserError(
+            f"{name} cannot be skipped, since it does not return one tensor, of the shape of its input; give "
+            "example= and such blocks are left alone"
+        )
     skip.form = form
 
 
@@ -189,8 +191,10 @@ class Progressive:
         # accelerate puts an optimizer of its own, which has no hooks, around the one that steps.
         self.optimizers = tuple(getattr(each, "optimizer", each) for each in given)
         if not given or not all(isinstance(getattr(each, "param_groups", None), list) for each in given):
-            needs = "give one of torch.optim that is made of model.parameters(), or several"
-            raise UserError(f"optimizer is {' '.join(repr(optimizer).split())}; {needs}")
+            raise UserError(
+                f"optimizer is {' '.join(repr(optimizer).split())}; give one of torch.optim that is made of "
+                "model.parameters(), or several"
+            )
         self._rate_hooks: list[Any] = []
         self._rates: dict[Optimizer, list[Any]] = {}  # of optimizers whose rate is lowered now
         self._shared: list[tuple[nn.Module, str, nn.Parameter]] = []  # parameters that tied blocks had
@@ -201,8 +205,10 @@ class Progressive:
         found = find_blocks(model)
         self.lists = drop_nested(found if example is None else _keep_skippable(model, found, example))
         if self.blocks < FEWEST_BLOCKS:
-            has = f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row that can"
-            raise UserError(f"{has} be skipped, and growing needs {FEWEST_BLOCKS} or more; train it plainly")
+            raise UserError(
+                f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row that can "
+                f"be skipped, and growing needs {FEWEST_BLOCKS} or more; train it plainly"
+            )
         self._check_parameters()
         # Each growth multiplies the active share by one factor: start · factor^hops = 1, so that the share
         # after k of them is start^(1 − k / hops).
@@ -231,8 +237,10 @@ class Progressive:
                 self.flops.append(count_flops(self.model, example))
             except Exception as error:
                 self.set_stage(len(self.grow_steps))
-                what = f"{type(self.model).__name__} does not run while blocks of it are skipped"
-                raise UserError(f"{what} ({with_place(error)}); train it plainly") from error
+                raise UserError(
+                    f"{type(self.model).__name__} does not run while blocks of it are skipped "
+                    f"({with_place(error)}); train it plainly"
+                ) from error
 
     @property
     def active(self) -> int:
@@ -371,8 +379,11 @@ class Progressive:
         if self._shared and state["stage"] != self.stage:
             raise UserError("blocks of this model are tied now; load the saved states into a new one")
         if state["total_steps"] != self.total_steps:
-            change = f"this run has {self.total_steps} steps, the saved one had {state['total_steps']}"
-            warnings.warn(f"{change}; growth is after steps {self.grow_steps} now", stacklevel=2)
+            warnings.warn(
+                f"this run has {self.total_steps} steps, the saved one had {state['total_steps']}; growth is "
+                f"after steps {self.grow_steps} now",
+                stacklevel=2,
+            )
         self.steps_done = int(state["steps_done"])
         for each, form in zip(self.lists, state["forms"], strict=True):
             each.skip.form = tuple(form)
@@ -388,11 +399,15 @@ class Progressive:
             for name, block in zip(each.names, each.blocks, strict=True):
                 for key, parameter in block.named_parameters():
                     if seen.setdefault(id(parameter), name) != name:
-                        pair = f"blocks {seen[id(parameter)]} and {name} share {key}"
-                        raise UserError(f"{pair}, and copies need weights of their own; train it plainly")
+                        raise UserError(
+                            f"blocks {seen[id(parameter)]} and {name} share {key}, and copies need weights "
+                            "of their own; train it plainly"
+                        )
                     if parameter.requires_grad and id(parameter) not in trained:
-                        lacks = f"the optimizer does not have {name}.{key}"
-                        raise UserError(f"{lacks}; give it all parameters, also those of skipped blocks")
+                        raise UserError(
+                            f"the optimizer does not have {name}.{key}; give it all parameters, also those "
+                            "of skipped blocks"
+                        )
 
 
 def _check_options(
@@ -420,8 +435,10 @@ def _check_options(
     if tied is not None and not grow_at[-1] < tied <= 1:
         raise UserError(f"tied is {tied}; give a fraction above those of grow_at, at most 1")
     if (length := _schedule_length(scheduler)) < total_steps:
-        lasts = f"{type(scheduler).__name__} ends after {length:.0f} of {total_steps} steps"
-        raise UserError(f"{lasts}; make it for all of them")
+        raise UserError(
+            f"{type(scheduler).__name__} ends after {length:.0f} of {total_steps} steps; make it for all of "
+            "them"
+        )
     if rewarm < 0:
         raise UserError(f"rewarm is {rewarm}; give a number of optimizer steps, or 0 for none")
 
@@ -433,8 +450,10 @@ def _unwrap(model: nn.Module) -> nn.Module:
     if isinstance(model, DistributedDataParallel):
         # A block that is skipped has no gradients; without this DDP waits for them in the next step.
         if not model.find_unused_parameters:
-            needs = "DistributedDataParallel needs find_unused_parameters=True"
-            raise UserError(f"{needs}, since blocks that are skipped have no gradients; wrap it anew")
+            raise UserError(
+                "DistributedDataParallel needs find_unused_parameters=True, since blocks that are skipped "
+                "have no gradients; wrap it anew"
+            )
         model = model.module
     inner: nn.Module = getattr(model, "_orig_mod", model)  # of torch.compile
     return inner

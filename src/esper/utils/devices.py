@@ -47,8 +47,10 @@ def choose_device(name: str, local_rank: int = 0, kinds: tuple[str, ...] = ROWS)
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError(f"device is {name!r}, and this torch sees no such device; choose cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        sees = f"this torch sees {torch.cuda.device_count()} CUDA devices"
-        raise UserError(f"device is {name!r}, and {sees}; choose another, or look with 'esper doctor'")
+        raise UserError(
+            f"device is {name!r}, and this torch sees {torch.cuda.device_count()} CUDA devices; choose "
+            "another, or look with 'esper doctor'"
+        )
     return device
 
 
