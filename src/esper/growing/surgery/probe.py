@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growing.criterion import Criterion
 from esper.growing.data import count_samples, map_batch
-from esper.growing.slots import SlotSpec, in_eval_mode, main_tensor, record_calls
+from esper.growing.slots import ModuleCall, SlotSpec, in_eval_mode, main_tensor, record_calls
 from esper.growing.surgery.insertion import (
     BlockSpan,
     CannotRepeat,
@@ -101,9 +101,7 @@ class GrowthProbe:
         self.modules = modules
         self._inserts: dict[nn.Module, str | None] = {}  # by container: why it takes no more entries
         with self._trial_passes(), torch.random.fork_rng(devices=[]):
-            counted: list[tuple[Tensor, float, dict[str, float]]] = []
-            self.calls = record_calls(self.model, lambda: counted.append(self._run_counted()))
-            self.outputs, self.flops, by_name = counted[0]
+            self.calls, self.outputs, self.flops, by_name = self._run_recorded()
             root, every = type(self.model).__name__, self.model.named_modules()
             self.costs = {module: by_name.get(f"{root}.{name}", 0.0) for name, module in every}  # FLOPs
             uses = Counter(p for _, p in self.model.named_parameters(remove_duplicate=False))
@@ -133,13 +131,14 @@ class GrowthProbe:
                 stack.enter_context(torch.autocast(kind, enabled=False))
             yield
 
-    def _run_counted(self) -> tuple[Tensor, float, dict[str, float]]:
-        """Run the model; return its outputs and the FLOPs of one sample, in all and by module name."""
-        samples = count_samples(self.batch)
+    def _run_recorded(self) -> tuple[dict[nn.Module, ModuleCall], Tensor, float, dict[str, float]]:
+        """Run the model; return the calls of its modules, its outputs, and the FLOPs of one sample in all and
+        by module name."""
+        samples, outputs = count_samples(self.batch), list[Tensor]()
         with FlopCounterMode(display=False) as counter:
-            outputs = self.run()
+            calls = record_calls(self.model, lambda: outputs.append(self.run()))
         by_name = {name: sum(ops.values()) / samples for name, ops in counter.get_flop_counts().items()}
-        return outputs, counter.get_total_flops() / samples, by_name
+        return calls, outputs[0], counter.get_total_flops() / samples, by_name
 
     def _options(self, k: int) -> SlotOptions:
         """Return what can grow behind module k."""
@@ -260,17 +259,11 @@ class GrowthProbe:
         own = [p for each in widened for p in each.layer.parameters()]
         if not all(p.requires_grad and p not in self.shared for p in own):
             raise CannotWiden("a layer that would grow is frozen, or shares its weights")
-        shapes: dict[int, Any] = {}
-        handles = [h for role in Role for h in seed.attach(role, lambda: 1.0)]
-        handles += [
-            m.register_forward_hook(lambda _m, _i, out, k=k: shapes.update({k: _shape_of(out)}))
-            for k, m in enumerate(self.modules)
-        ]
         try:
             with ExitStack() as hooks:
-                for handle in handles:
+                for handle in (handle for role in Role for handle in seed.attach(role, lambda: 1.0)):
                     hooks.enter_context(handle)
-                outputs, flops, _ = self._run_counted()
+                calls, outputs, flops, _ = self._run_recorded()
         except Exception as error:  # whatever the user's model raises
             raise CannotWiden(f"the model takes no more units there ({one_line(error)})") from error
         reason = self._difference(outputs, self.outputs)
@@ -283,7 +276,7 @@ class GrowthProbe:
         return SlotOptions(
             widened=tuple(widened),
             also_widened=frozenset(
-                k for k, shape in shapes.items() if shape != self.calls[self.modules[k]].shape
+                k for k, m in enumerate(self.modules) if m in calls and calls[m].shape != self.calls[m].shape
             ),
             parameters={b: size // divisor for b, divisor in whole.items()},
             flops={b: (flops - self.flops) / divisor for b, divisor in whole.items()},
@@ -292,11 +285,6 @@ class GrowthProbe:
 
 def _doubling_flops(options: SlotOptions) -> float:
     return options.flops.get(Blueprint.WIDEN_FULL, 0.0)
-
-
-def _shape_of(output: Any) -> Any:
-    found = main_tensor(output)
-    return None if found is None else tuple(found.shape)
 
 
 def first_samples(batch: Any) -> Any:
