@@ -294,14 +294,13 @@ class GeneratorStates:
 
     def __init__(self, device: torch.device, loaders: Iterable[Any] = ()):
         self._device = device
-        self._loader_generators: list[torch.Generator] = []
+        found: list[Any] = []
         for loader in loaders:
             sampler = getattr(loader, "batch_sampler", None)
             holders = (loader, getattr(loader, "sampler", None), sampler, getattr(sampler, "sampler", None))
-            for own in (getattr(holder, "generator", None) for holder in holders):
-                known = any(own is other for other in self._loader_generators)
-                if isinstance(own, torch.Generator) and not known:
-                    self._loader_generators.append(own)
+            found += [getattr(holder, "generator", None) for holder in holders]
+        # Each once: a loader and its sampler often share one.
+        self._loader_generators = list(dict.fromkeys(g for g in found if isinstance(g, torch.Generator)))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of every generator now."""
