@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
@@ -216,19 +215,15 @@ class Grown:
         """Say how long it took beside the whole model, where a part of its blocks was skipped at first."""
         # A run that was stopped early has nothing to be compared with.
         stopped = self.record.num_steps < self.asked
-        if not self._skipped_blocks or stopped or len(self.seconds) != len(self._whole):
+        if not self._skipped_blocks or stopped or len(self.seconds) != self.record.num_steps:
             return []
         took = f"it took {sum(self.seconds):.1f} s"
         if self.baseline is not None:
             return [f"{took}, and the same model without growth {sum(self.baseline.seconds):.1f} s"]
-        plain = self.plain_epochs * float(np.median(np.array(self.seconds)[self._whole]))
-        return [f"{took}; {self.plain_epochs} epochs of the whole model would have taken {plain:.1f} s"]
-
-    @property
-    def _whole(self) -> NDArray[np.bool_]:
-        """[T] whether all blocks trained in an epoch to its end."""
         flops = np.diff(self.record.spent[:, 0])
-        return np.asarray(flops > 0.999 * flops.max())
+        whole = flops > 0.999 * flops.max()  # [T] epochs in which all blocks trained to the end
+        plain = self.plain_epochs * float(np.median(np.array(self.seconds)[whole]))
+        return [f"{took}; {self.plain_epochs} epochs of the whole model would have taken {plain:.1f} s"]
 
     @property
     def _skipped_blocks(self) -> bool:
