@@ -48,7 +48,7 @@ from esper.watch.reading import Position, read_new_lines, round_events
 ADDRESS = "127.0.0.1"
 MADE_BY = "'esper demo', 'esper train' and esper.grow(..., out='runs/mine') make a run"
 USUAL_PORT = 8642
-_MAX_DEPTH = 2  # how far below a given folder runs are listed_at for
+_MAX_DEPTH = 2  # how far below a given folder runs are looked for
 _MAX_RUNS = 500  # runs that are listed
 POLL = 0.2  # seconds between two reads of the files
 _LIST_EVERY = 2.0  # seconds between two searches for new runs
@@ -277,19 +277,13 @@ def open_socket(port: int | None, host: str = ADDRESS) -> socket.socket:
         family, *_, place = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except OSError:
         raise UserError(f"host is {host!r}; give an address of this machine, or 0.0.0.0 for all") from None
-    wanted = [USUAL_PORT, 0] if port is None else [port]
-    for number in wanted:
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # :: answers IPv4 too
+    for number in [USUAL_PORT, 0] if port is None else [port]:
         try:
-            listener.bind((place[0], number))
-            listener.listen()
+            return socket.create_server((place[0], number), family=family, dualstack_ipv6=both)
         except OSError as error:
-            listener.close()
             if error.errno == errno.EADDRNOTAVAIL:
                 raise UserError(f"{host} is no address of this machine; give one, or 0.0.0.0") from None
-            continue
-        return listener
     raise UserError(f"port {port} is in use; give another with --port, or none for any that is free")
 
 
