@@ -27,7 +27,7 @@ from esper.utils.devices import cpu_threads, own_device
 from esper.utils.errors import UserError
 from esper.utils.gather import Gather, all_or_none, any_process, broadcast
 from esper.utils.launch import StopRequest
-from esper.utils.settings import dump, parse_yaml
+from esper.utils.settings import dump
 
 # Settings of a run that has begun; the others decide its bits.
 MAY_CHANGE = ("rounds", "device", "telemetry")
@@ -231,11 +231,10 @@ def _unchangeable(config: RunConfig) -> dict[str, Any]:
 
 def read_config(folder: RunFolder) -> RunConfig:
     """Read the settings of a run; raise UserError where they are damaged or of another version."""
-    where = str(folder.path / "config.yaml")
-    data = parse_yaml(folder.config_text(), where)
-    if not isinstance(data, dict):
+    where, settings = folder.path / "config.yaml", folder.settings()
+    if not settings:
         raise UserError(f"{where} is damaged: it holds no settings")
     try:
-        return saved_config(data)
+        return saved_config(settings)
     except UserError as error:
         raise UserError(f"{where} was written by another version of esper, or is damaged: {error}") from None

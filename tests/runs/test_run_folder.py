@@ -43,7 +43,7 @@ def test_a_folder_holds_what_made_the_run_and_its_records(tmp_path: Path) -> Non
         folder.write(results())
     again = RunFolder.read(tmp_path / "run")
     assert again.about["seed"] == 3
-    assert (again.config_text(), again.settings()) == ("seed: 3\n", {"seed": 3})
+    assert again.settings() == {"seed": 3}
     assert again.command_text() == "esper train --out 'a b'"
     assert again.about["versions"]["python"].startswith("3.")
     (line,) = again.metrics_file
@@ -196,7 +196,7 @@ def test_damaged_folders_are_told_in_one_sentence(tmp_path: Path) -> None:
                 assert all(line["round"] <= 1 for line in opened.metrics_file)
                 list(opened.events_file)
                 opened.results()
-                opened.config_text()
+                opened.settings()
         except UserError as error:
             told += "\n" not in str(error)
         for other, data_before in whole.items():

@@ -179,13 +179,9 @@ class RunFolder:
             pass
         return False
 
-    def config_text(self) -> str:
-        """Return the text of config.yaml."""
-        return self._read_text("config.yaml")
-
     def settings(self) -> dict[str, Any]:
         """Return config.yaml as a mapping, empty where it holds none. Raises UserError if it is damaged."""
-        found = parse_yaml(self.config_text(), str(self.path / "config.yaml"))
+        found = parse_yaml(self._read_text("config.yaml"), str(self.path / "config.yaml"))
         return found if isinstance(found, dict) else {}
 
     def command_text(self) -> str:
