@@ -18,7 +18,7 @@ from esper.builders import LEARNER, agent_schema, make_trainer
 from esper.config import RunConfig, saved_config
 from esper.controllers import checkpoint_config, conditions_of
 from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
-from esper.runs.run_folder import Kind, RunFolder
+from esper.runs.run_folder import TRAINING_KINDS, Kind, RunFolder
 from esper.runs.schema import RoundSummary
 from esper.runs.sinks import Sink, make_sinks
 from esper.simic.telemetry import build_trajectories, describe_host, episode_events
@@ -111,9 +111,9 @@ class TrainingRun:
 
             def open_folder() -> tuple[RunFolder | None, RunConfig]:
                 if gather.rank > 0:
-                    return None, RunConfig()
+                    return None, RunConfig()  # that of the first process replaces it
                 folder = undo.enter_context(RunFolder.open(path))
-                if folder.kind not in ("train", "demo"):
+                if folder.kind not in TRAINING_KINDS:
                     raise UserError(f"{path} holds a run of 'esper {folder.kind}', which trains nothing")
                 before = read_config(folder)
                 changed = change(before) if change else before

@@ -153,6 +153,7 @@ class Criterion:
                 "loss, score that takes such batches"
             )
         given, own = list[Tensor](), floating_dtype(model)
+        # Not to change anything, but to list the tensors of a batch of any structure.
         map_batch(batch, lambda x: given.append(x) or x)  # type: ignore[func-returns-value]
         others = {str(x.dtype) for x in given if x.is_floating_point() and x.dtype != own}
         if others and "type" in str(error):  # "must have the same dtype", "expected scalar type", ...

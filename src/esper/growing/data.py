@@ -325,7 +325,7 @@ class GeneratorStates:
         np.random.set_state((_NUMPY_GENERATOR, keys, int(position), int(has_gauss), gauss))  # noqa: NPY002
         spare = float(states["python.spare"])
         words = tuple(states["python.words"].tolist())
-        random.setstate((3, words, None if math.isnan(spare) else spare))
+        random.setstate((3, words, None if math.isnan(spare) else spare))  # 3: the version of that form
         if "cuda" in states and self._device.type == "cuda":
             torch.cuda.set_rng_state(states["cuda"], self._device)
         for i, own in enumerate(self._loader_generators):

@@ -82,6 +82,7 @@ class GrowFolder:
             folder.check_settings(before, config, (*MAY_CHANGE, *MAY_DIFFER))
             folder.check_checkpoint(folder.checkpoints_path / f"{GROWN}.safetensors")
             opened = RunFolder.open(out)
+            # The config is written anew, so that the next resume compares with what holds now.
             for key in (key for key in MAY_DIFFER if before.get(key) != config.get(key)):
                 was, now = (settings.get(key, "the default") for settings in (before, config))
                 growth.remarks.append(f"{key} is {now} since the run was resumed; it was begun with {was}")

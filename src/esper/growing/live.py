@@ -168,7 +168,7 @@ class LivePopulation:
         is not expected to pay. Raises a UserError where it is not, and where model or data do not allow it.
         """
         most = self.settings.training.get("batches_per_epoch") or self.batches
-        batches = min(self.batches, most)
+        batches = min(self.batches, most)  # 0 for a loader without a length, which is refused below
         each = math.ceil(batches / self.settings.accumulate)
         steps = epochs * each
         if steps < FEWEST_STEPS:
@@ -378,6 +378,7 @@ class LivePopulation:
         # In eval mode: running statistics are updated in the model's own pass, and once for each batch.
         with in_eval_mode(self.model, *others), slot.at_alpha(1.0), self._autocast():
             loss = self.criterion(self.model, batch).loss
+        # Not by backward(), which would add to the gradients of the model as well.
         for parameter, gradient in zip(own, torch.autograd.grad(loss, own, allow_unused=True), strict=True):
             if gradient is not None:
                 gradient = gradient / self.settings.accumulate

@@ -109,6 +109,7 @@ def find_blocks(model: nn.Module) -> list[BlockList]:
         children = [(f"{path}.{key}" if path else key, child) for key, child in container.named_children()]
         for _, group in groupby(children, key=lambda child: _signature(child[1])):
             names, blocks = zip(*group, strict=True)
+            # A Linear or LayerNorm is skipped with the block that it is part of, never alone.
             is_block = any(True for _ in blocks[0].children()) and any(True for _ in blocks[0].parameters())
             if is_block and len(blocks) > 1:
                 found.append(BlockList(names, blocks, Skip()))
@@ -349,6 +350,7 @@ class Progressive:
             group["lr"] = rate * share
 
     def _restore_rates(self, optimizer: Optimizer, *_: Any) -> None:
+        # The second of two such calls finds no rates and changes nothing.
         for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, ()), strict=False):
             group["lr"] = rate
 

@@ -72,7 +72,7 @@ def round_lines(summary: RoundSummary) -> str:
         f"parameters x {number(summary.parameter_ratio_mean, '.2f')}",
         f"{number(summary.member_epochs_per_second, ',.0f')} member-epochs/s",
         f"{duration(summary.seconds_left)} left",
-        " ".join(f"{op} {share:.0%}" for op, share in shares if share >= 0.005),
+        " ".join(f"{op} {share:.0%}" for op, share in shares if share >= 0.005),  # less is shown as 0 %
     ]
     line = "  ".join(part for part in parts if part)
     return "\n".join([line, *(f"  ! {text}" for text in summary.anomalies)])

@@ -106,6 +106,7 @@ def _whole_lines(file: BinaryIO, start: int) -> bytes:
         if not more:
             return b""
         data += more
+    # Without a line end it is a part of a line that is too long, which is skipped as damaged.
     return data[: data.rfind(b"\n") + 1] or data
 
 
