@@ -209,7 +209,8 @@ class LiveModel:
         slot, options, spec = self.slots[k], self.options[k], self.slots[k].spec
         self.detach()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            # Not torch.manual_seed, which seeds the generators of GPUs too: weights are drawn on the CPU.
+            torch.default_generator.manual_seed(seed)
             if blueprint == Blueprint.CLONE:
                 assert options.span is not None, "a clone was planted where nothing can be repeated"
                 slot.set_seed(blueprint, RepeatedBlocks(options.span))
