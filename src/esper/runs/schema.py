@@ -23,6 +23,7 @@ from esper.utils.statistics import paired_interval
 NAN = float("nan")
 Number = Annotated[float, BeforeValidator(lambda value: NAN if value is None else value)]  # null reads as NaN
 Record = TypeVar("Record")
+_adapter = cache(TypeAdapter)  # to make one takes longer than many checks
 EventKind = Literal[
     "germinated", "stage_changed", "gate_refused", "fossilised", "pruned", "rolled_back", "rate_changed"
 ]
@@ -250,8 +251,3 @@ def from_json(kind: type[Record], data: Any, where: str) -> Record:
         problem = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "too deep"}
         at = ".".join(map(str, problem["loc"])) or "the record"
         raise UserError(f"{where} does not hold a {kind.__name__}: {at}: {problem['msg']}") from None
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)

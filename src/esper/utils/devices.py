@@ -135,10 +135,7 @@ def device_table(build: Callable[P, Tensor]) -> Callable[Concatenate[torch.devic
 
 def lookup(values: Sequence[float] | Sequence[Sequence[float]]) -> Callable[[Tensor], Tensor]:
     """Return a function that reads these values, or rows, at a tensor of indices, on its device."""
-
-    @device_table
-    def table() -> Tensor:
-        return torch.tensor(values)
+    table = device_table(lambda: torch.tensor(values))
 
     def look_up(index: Tensor) -> Tensor:
         found = table(index.device)
