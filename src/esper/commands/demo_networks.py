@@ -61,16 +61,6 @@ ARMS = (
 )
 
 
-@dataclass(frozen=True)
-class Job:
-    """One network to train, and the file for it."""
-
-    arm: Arm
-    seed: int
-    tokens: float  # as TOKENS
-    path: Path
-
-
 class Block(nn.Module):
     """Attention and a perceptron, each behind a norm and added to what comes in.  # [B, T, D]"""
 
@@ -108,27 +98,30 @@ class GPT(nn.Module):
         return logits
 
 
-def train(job: Job) -> None:
-    """Train a network for the FLOPs of its arm and write what it reached to its file."""
+def train(arm: Arm, seed: int, tokens: float, path: Path) -> None:
+    """Train a network for the FLOPs of its arm, and write what it reached to a file.
+
+    tokens: for each parameter of a block, of plain training.
+    """
     torch.set_num_threads(1)
-    torch.manual_seed(job.seed)
-    arm, task = job.arm, load_task("text")
+    torch.manual_seed(seed)
+    task = load_task("text")
     sizes = (task.num_classes, *task.input_shape)
     example = (task.train.inputs[:BATCH],)
     whole, model = GPT(LAYERS, *sizes), GPT(arm.layers, *sizes)
-    batches = job.tokens * sum(p.numel() for p in whole.blocks.parameters()) / example[0].numel()
+    batches = tokens * sum(p.numel() for p in whole.blocks.parameters()) / example[0].numel()
     budget = arm.compute * batches * count_flops(whole, example)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1, fused=True)
     per_step = count_flops(model, example)
     grower, steps = None, round(budget / per_step)
     if arm.grows:  # what half of the blocks save at first is spent on more steps
-        when: dict[str, Any] = {"grow_at": LAW.grow_at(job.tokens), "example": example}
+        when: dict[str, Any] = {"grow_at": LAW.grow_at(tokens), "example": example}
         trial = Progressive(whole, torch.optim.SGD(whole.parameters()), 10_000, **when)
         steps = round(budget / per_step / (1 - trial.saved))
         grower = Progressive(model, optimizer, steps, **when)
     parameters, warm = sum(p.numel() for p in model.parameters()), max(steps // 20, 1)
     glance = task.validation.subset(torch.arange(256))
-    order = torch.Generator().manual_seed(job.seed)
+    order = torch.Generator().manual_seed(seed)
     flops, seconds, curve = 0.0, 0.0, list[CurvePoint]()
     for step in range(steps):
         begun = time.process_time()
@@ -148,10 +141,8 @@ def train(job: Job) -> None:
             curve.append(CurvePoint(flops, accuracy, parameters, loss, seconds))
     loss, accuracy = evaluate(model, task.held_out.read())
     measured = ([accuracy], [parameters], [steps], [flops])
-    result = ControllerResult(
-        arm.name, [job.seed], *measured, curve=curve, test_loss=[loss], seconds=[seconds]
-    )
-    write_atomically(job.path, to_json(result).encode())
+    result = ControllerResult(arm.name, [seed], *measured, curve=curve, test_loss=[loss], seconds=[seconds])
+    write_atomically(path, to_json(result).encode())
 
 
 @torch.no_grad()
@@ -169,15 +160,15 @@ def train_networks(folder: Path, networks: int) -> Iterator[list[Future[None]]]:
     """
     (folder / "networks").mkdir(exist_ok=True)
     seeds = range(FIRST_SEED, FIRST_SEED + networks)
-    jobs = [Job(arm, seed, TOKENS, folder / file_of(arm, seed)) for seed in seeds for arm in ARMS]
-    missing = [job for job in jobs if not job.path.exists()]
+    jobs = [(arm, seed, TOKENS, folder / file_of(arm, seed)) for seed in seeds for arm in ARMS]
+    missing = [job for job in jobs if not job[-1].exists()]
     workers = max(min(WORKERS, os.cpu_count() or 1, len(missing)), 1)
     # A fork of a process that has run torch may hang; fresh processes do not.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
     # Ctrl-C is sent to all processes. New ones ignore it from their first moment on: this one ends them.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        trainings = [pool.submit(train, job) for job in missing]
+        trainings = [pool.submit(train, *job) for job in missing]
     finally:
         signal.signal(signal.SIGINT, before)
     try:
