@@ -39,16 +39,21 @@ def run_trainings(
     trainings: int,
     judge: Callable[[RunConfig, int], Iterable[dict[str, Any]]],
     report: Callable[[Sequence[dict[str, Any]]], str],
+    judge_budget: Callable[[RunConfig, int, float], Iterable[dict[str, Any]]] | None = None,
 ) -> None:
     """Train as in `esper demo` and judge, or print the report of a file.
 
     trainings: how many by default; with 0 there is no option for it. judge: takes the settings and the number
-    of trainings; each of its records becomes a line of JSON as soon as it is there.
+    of trainings; each of its records becomes a line of JSON as soon as it is there. judge_budget: does so
+    where the option --budget is given, and takes it too; without this function there is no such option.
     """
     parser = ArgumentParser(description=description, formatter_class=RawTextHelpFormatter)
     parser.set_defaults(trainings=0)
     if trainings:
         parser.add_argument("--trainings", type=positive, default=trainings)
+    parser.set_defaults(budget=None)
+    if judge_budget:
+        parser.add_argument("--budget", type=float, help="another budget, in units of the usual one")
     parser.add_argument("--out", type=Path, help="a file that gets the results as lines of JSON")
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="a setting, as in esper")
     parser.add_argument("--read", type=Path, nargs="+", help="files to report on")
@@ -60,9 +65,13 @@ def run_trainings(
     if given.out is None:
         parser.error("give --out to train, or --read to report")
     torch.set_num_threads(1)
-    records = []
+    records, config = [], load_config(preset="demo", overrides=given.overrides)
+    if judge_budget and given.budget is not None:
+        found = judge_budget(config, given.trainings, given.budget)
+    else:
+        found = judge(config, given.trainings)
     with given.out.open("w") as file:
-        for record in judge(load_config(preset="demo", overrides=given.overrides), given.trainings):
+        for record in found:
             line = json.dumps(record)
             print(line, file=file, flush=True)
             records.append(json.loads(line))  # as `--read` will find it

@@ -2,19 +2,25 @@
 
     python -m studies.held_out --out FILE      half an hour of a core; extras data, searches and rates
     python -m studies.held_out --read FILE     the tables
+    python -m studies.held_out --budget 4 --out FILE      one-run arms at another budget: 40 minutes for 4
 
 Five controllers are trained as in `esper demo`, and five on tables that differ in size, shape and noise of
 the labels. They meet opponents whose parameters were tuned on such made tables alone. All networks of a table
 begin with the same weights, see the same minibatches and have one budget of FLOPs; controllers and the rule
 pay for the validations that they read. Searches have the compute of several runs, and read theirs for free.
 The oracle has the best rate of a grid for each table, chosen by half of the networks for the other half.
+
+With --budget, in units of the usual one, opponents keep the parameters that were chosen at the usual budget.
+Controllers are trained at the budget itself, and the shipped one is forced to act outside of its conditions.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from timeit import timeit
 from typing import Any
 
@@ -25,6 +31,7 @@ from scipy import stats
 
 from esper.builders import make_specs
 from esper.config import RunConfig
+from esper.controllers import RATES, load_controller, why_not_here
 from esper.runs.console import interval
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.learner import LearnedController
@@ -62,6 +69,8 @@ WORLDS, JUDGED, TUNED_ON = 12, 6, 4
 VARIED = {"rounds": 18, "imitate": 12}  # of a training on varied tables
 USUAL, RANDOM, TUNED = "the usual rate", "a random rate", "the tuned rate"
 STATIC, RULE, SUPERVISED, ORACLE = "static", "reactive rule", "supervised start", "oracle"
+REACTIVE = "reactive"  # the rule as it ships
+CHOSEN = Path(__file__).parent / "results" / "held_out-cpu.jsonl"  # what other budgets take parameters from
 SIZE_ORACLE = "oracle of rate and size"
 VARIED_CONTROLLER, PLAIN_ADAMW = f"varied {CONTROLLER}", "AdamW in a plain loop"
 # Plain loops, with the parameters that are tried on made tables.
@@ -287,6 +296,31 @@ def judge(config: RunConfig, trainings: int) -> Iterator[dict[str, Any]]:
     yield {"seconds": timed(spec, tuned, trained[CONTROLLER][0])}
 
 
+def judge_budget(config: RunConfig, trainings: int, budget: float) -> Iterator[dict[str, Any]]:
+    """Train controllers at a budget, and meet the held-out tables with them and all arms that cost one run.
+
+    budget: in units of the usual one. Raises ValueError where it is no whole number of steps.
+    """
+    usual = config.episode.steps
+    steps = round(budget * usual)
+    if steps < 1 or steps != budget * usual:
+        raise ValueError(f"budget is {budget:g}; allowed are whole multiples of 1/{usual}")
+    own = config.model_copy(update={"episode": config.episode.model_copy(update={"steps": steps})})
+    tuned, shipped = json.loads(CHOSEN.read_text().splitlines()[0])["tuned"], load_controller(RATES)
+    trained = [train(own, training) for training in with_progress("training controllers", range(trainings))]
+    why = why_not_here(RATES, shipped, make_specs(own, torch.device("cpu"))[0], "--force")
+    seconds = [one.seconds for one in trained]
+    yield {"budget": budget, "tuned": tuned, "conditions": why or "met", "training_seconds": seconds}
+    controllers: dict[str, list[Controller]] = {STATIC: [Static()], RULE: [ReactiveRate(*tuned[RULE])]}
+    controllers |= {REACTIVE: [load_controller(REACTIVE)], RATES: [shipped]}
+    controllers[CONTROLLER] = [LearnedController(one.agent, deterministic=True) for one in trained]
+    for name in with_progress("held-out tables", HELD_OUT):
+        spec = spec_for(own, splits_of(name))
+        plain, arms = plain_runs(spec, tuned), controlled(spec, controllers, tuned["scale"])
+        arms |= {arm: [plain[arm]()] for arm in PLAIN}
+        yield {"budget": budget, "table": name, "grid": grid_of(spec), "arms": arms}
+
+
 # ---- the report --------------------------------------------------------------------------------------------
 
 
@@ -312,7 +346,8 @@ def over_tables(differences: Sequence[float]) -> tuple[str, float]:
 def regrets(records: Records) -> str:
     """Return the table of all arms: regret, and what controllers have more than each, with p."""
     found = [accuracy_of(record) for record in records]
-    shown = [name for start in (USUAL, RANDOM) if (name := f"{CONTROLLER} from {start}") in found[0]]
+    own = [f"{name} from {start}" for name in (CONTROLLER, RATES) for start in (USUAL, RANDOM)]
+    shown = [name for name in own if name in found[0]]
     head = ["arm", "regret", *(f"{name} minus it (p)" for name in shown)]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for arm in sorted(found[0], key=lambda arm: -sum(table[arm] for table in found)):
@@ -326,8 +361,9 @@ def regrets(records: Records) -> str:
 
 def by_table(records: Records) -> str:
     """Return the regret of some arms on every table, and the best rate of the grid."""
-    shown = [f"{name} from {USUAL}" for name in (STATIC, RULE, CONTROLLER, VARIED_CONTROLLER)]
-    shown += [f"{STATIC} from {TUNED}", *PLAIN, "ASHA ×4"]
+    names = (STATIC, RULE, REACTIVE, RATES, CONTROLLER, VARIED_CONTROLLER)
+    shown = [*(f"{name} from {USUAL}" for name in names), f"{STATIC} from {TUNED}", *PLAIN, "ASHA ×4"]
+    shown = [name for name in shown if name in records[0]["arms"]]
     lines = [f"| table | oracle, % | best rate | {' | '.join(shown)} |", "|---" * (3 + len(shown)) + "|"]
     for record in records:
         arms, rate = accuracy_of(record), 0.01 * GRID[np.mean(record["grid"], axis=1).argmax()]
@@ -336,8 +372,27 @@ def by_table(records: Records) -> str:
     return "\n".join(lines)
 
 
+def at_edges(records: Records) -> str:
+    """Say how many tables have their best rate at an end of the grid."""
+    edges = [np.mean(record["grid"], axis=1).argmax() in (0, len(GRID) - 1) for record in records]
+    return f"tables whose best rate is at an edge of the grid: {sum(edges)}"
+
+
+def report_budgets(records: Records) -> str:
+    """Return the tables of every budget, in points."""
+    parts = []
+    for record in records:
+        if "table" not in record:
+            own = [one for one in records if "table" in one and one["budget"] == record["budget"]]
+            parts += [f"{name}: {value}" for name, value in record.items()]
+            parts += [f"{len(own)} held-out tables", regrets(own), by_table(own), at_edges(own)]
+    return "\n\n".join(parts)
+
+
 def report(records: Records) -> str:
     """Return all tables: fresh made tables, the held-out ones, and each of them; in points."""
+    if "budget" in records[0]:
+        return report_budgets(records)
     made = [record for record in records if "made" in record]
     held_out = [record for record in records if "table" in record]
     parts = [f"{name}: {value}" for name, value in records[0].items()]
@@ -346,7 +401,6 @@ def report(records: Records) -> str:
         names = (f"{STATIC} from {USUAL}", PLAIN_ADAMW, f"{CONTROLLER} from {USUAL}")
         static, plain, own = (np.array([record["arms"][name] for record in held_out]) for name in names)
         each = own.mean(axis=(0, 2)) - static.mean()  # [trainings]
-        edges = [np.mean(record["grid"], axis=1).argmax() in (0, len(GRID) - 1) for record in held_out]
         parts += [
             f"{len(held_out)} held-out tables",
             regrets(held_out),
@@ -354,7 +408,7 @@ def report(records: Records) -> str:
             f"{PLAIN_ADAMW} minus {STATIC} in the population: mean {np.mean(plain - static):+.3f} points, "
             f"largest {np.abs(plain - static).max():.2f} of {plain.size} networks",
             f"{names[2]} minus {names[0]}, by training: {' '.join(f'{gain:+.2f}' for gain in each)}",
-            f"tables whose best rate is at an edge of the grid: {sum(edges)}",
+            at_edges(held_out),
             f"seconds of one network by itself: {records[-1].get('seconds')}",
         ]
     return "\n\n".join(parts)
@@ -362,7 +416,7 @@ def report(records: Records) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, tune and judge, or print the tables of a file."""
-    command_line.run_trainings(arguments, __doc__, 5, judge, report)
+    command_line.run_trainings(arguments, __doc__, 5, judge, report, judge_budget)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.config import load_config
 from esper.population.config import PopulationConfig
 from tests.studies.test_rates import SMALL
 
@@ -40,6 +41,38 @@ def test_every_arm_is_run_on_every_table_and_read_again(
             arms = record["arms"]
             assert arms[held_out.PLAIN_ADAMW] == arms["static from the usual rate"] == [record["grid"][1]]
             assert arms["random search ×1"] == arms["ASHA ×1"] == arms["static from a random rate"]
+
+
+def test_another_budget_has_the_same_networks_and_the_parameters_of_the_usual_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, few in FEW.items():
+        monkeypatch.setattr(held_out, name, few)
+    out, settings = tmp_path / "budget.jsonl", [word for text in SMALL for word in ("--set", text)]
+    held_out.main(["--budget", "2", "--trainings", "2", "--out", str(out), *settings])
+    printed = capsys.readouterr().out
+    held_out.main(["--read", str(out)])
+    assert capsys.readouterr().out == printed
+    first, *tables = map(json.loads, out.read_text().splitlines())
+    assert "the budget in minibatches of the bare host is 6 (trained with 96)" in first["conditions"]
+    assert first["tuned"] == json.loads(held_out.CHOSEN.read_text().splitlines()[0])["tuned"]
+    assert [record["table"] for record in tables] == ["bupa", "pima"]
+    twice = load_config(preset="demo", overrides=[*SMALL, "episode.steps=6"])
+    for record in tables:
+        arms, spec = record["arms"], held_out.spec_for(twice, held_out.splits_of(record["table"]))
+        assert arms["static from the usual rate"] == [record["grid"][1]]
+        assert record["grid"] == held_out.grid_of(spec)
+        plain = plain_loops.plain_accuracy(spec, plain_loops.prodigy, *first["tuned"]["Prodigy"])
+        assert arms["Prodigy"] == [plain]
+        assert len(arms["controller from the usual rate"]) == 2
+        assert len(arms["rates from the usual rate"]) == 1
+
+
+@pytest.mark.parametrize("budget", ["0.5", "0", "-1"])
+def test_a_budget_is_a_whole_number_of_steps(budget: str, tmp_path: Path) -> None:
+    settings = [word for text in SMALL for word in ("--set", text)]
+    with pytest.raises(ValueError, match="whole multiples of 1/3"):
+        held_out.main([f"--budget={budget}", "--out", str(tmp_path / "none.jsonl"), *settings])
 
 
 def test_the_oracle_takes_its_rate_from_the_other_networks() -> None:
