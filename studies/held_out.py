@@ -2,7 +2,7 @@
 
     python -m studies.held_out --out FILE      half an hour of a core; extras data, searches and rates
     python -m studies.held_out --read FILE     the tables
-    python -m studies.held_out --budget 4 --out FILE      one-run arms at another budget: 40 minutes for 4
+    python -m studies.held_out --budget 4 --out FILE      another budget; 45 minutes for 4
 
 Five controllers are trained as in `esper demo`, and five on tables that differ in size, shape and noise of
 the labels. They meet opponents whose parameters were tuned on such made tables alone. All networks of a table
