@@ -31,7 +31,7 @@ from scipy import stats
 
 from esper.builders import make_specs
 from esper.config import RunConfig
-from esper.controllers import RATES, load_controller, why_not_here
+from esper.controllers import RATES, arms_that_may_grow, load_controller
 from esper.runs.console import interval
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.learner import LearnedController
@@ -308,9 +308,14 @@ def judge_budget(config: RunConfig, trainings: int, budget: float) -> Iterator[d
     own = config.model_copy(update={"episode": config.episode.model_copy(update={"steps": steps})})
     tuned, shipped = json.loads(CHOSEN.read_text().splitlines()[0])["tuned"], load_controller(RATES)
     trained = [train(own, training) for training in with_progress("training controllers", range(trainings))]
-    why = why_not_here(RATES, shipped, make_specs(own, torch.device("cpu"))[0], "--force")
+    _, refused = arms_that_may_grow({RATES: shipped}, make_specs(own, torch.device("cpu"))[0])
     seconds = [one.seconds for one in trained]
-    yield {"budget": budget, "tuned": tuned, "conditions": why or "met", "training_seconds": seconds}
+    yield {
+        "budget": budget,
+        "tuned": tuned,
+        "conditions": "; ".join(refused) or "met",
+        "training_seconds": seconds,
+    }
     controllers: dict[str, list[Controller]] = {STATIC: [Static()], RULE: [ReactiveRate(*tuned[RULE])]}
     controllers |= {REACTIVE: [load_controller(REACTIVE)], RATES: [shipped]}
     controllers[CONTROLLER] = [LearnedController(one.agent, deterministic=True) for one in trained]
