@@ -94,8 +94,7 @@ class GPT(nn.Module):
             nn.init.normal_(part.weight, std=0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions.weight)))
-        return logits
+        return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions.weight)))
 
 
 def train(arm: Arm, seed: int, tokens: float, path: Path) -> None:

@@ -182,7 +182,10 @@ class LivePopulation:
 
         optimizer = type(self.optimizer.inner).__name__
         if "Adam" not in optimizer and not asked:  # with Muon it gained nothing: docs/handbook.md
-            raise UserError(f"growth is ahead with AdamW, and is not known to be so with {optimizer}")
+            raise UserError(
+                f"growth is ahead of plain training with AdamW, and was not found to be so with {optimizer}; "
+                "controller='into' grows all the same"
+            )
         expected = self._estimate(epochs * batches)
         if expected.grow_at is None and not asked:
             raise UserError(f"{expected.reason}; controller='into' grows all the same")

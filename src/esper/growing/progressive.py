@@ -457,8 +457,7 @@ def _unwrap(model: nn.Module) -> nn.Module:
                 "have no gradients; wrap it anew"
             )
         model = model.module
-    inner: nn.Module = getattr(model, "_orig_mod", model)  # of torch.compile
-    return inner
+    return getattr(model, "_orig_mod", model)  # of torch.compile
 
 
 @torch.no_grad()

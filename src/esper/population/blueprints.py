@@ -314,5 +314,4 @@ class BlendGate(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """h [B, C, *spatial] or [B, ..., D] → a factor that broadcasts against h."""
-        gate: Tensor = torch.sigmoid(self.linear(self.pool(h)))[self.over_space]  # [B, ..., 1] over space
-        return gate
+        return torch.sigmoid(self.linear(self.pool(h)))[self.over_space]  # [B, ..., 1] over space

@@ -22,7 +22,7 @@ ANY = (*ROWS, "mps")  # device types that one model of the user runs on
 # FLOPs of the forward pass of a batch below which a model counts as small. On two busy cores two threads took
 # 16 to 39 times as long as one up to 5e7, 4 to 13 times at 1e8 to 1.4e8, and 2 to 3 times from 2e8 on.
 SMALL_PASS = 2e8
-# Parameters of glibc's mallopt, and values that no tensor of a training on a CPU should reach.
+# Of glibc's mallopt, by their numbers in malloc.h; the values are bytes, above what tensors on a CPU have.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BLOCK, KEPT_MEMORY = 2**30, 2**31 - 1
 
@@ -92,7 +92,7 @@ def keep_freed_memory() -> None:
     """Let this process use memory again that it has freed, where the C library is glibc.
 
     By default large blocks go back to the system, and every step of a training gets its activations page by
-    page, each cleared: a quarter of a step of a small convolutional network on a CPU.
+    page, each cleared: a quarter of a step of 16 small convolutional networks.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
