@@ -162,7 +162,7 @@ def draw_seconds(path: Path) -> None:
     """Draw the losses against seconds on a GPU of its own, and how much later plain training is level."""
     import matplotlib.pyplot as plt
 
-    runs = [json.loads(line) for line in ALONE.read_text().splitlines()]
+    runs = [run for run in map(json.loads, ALONE.read_text().splitlines()) if run["family"] == "gpt"]
     pace = {kind_of(run): run["curve"][-1][1] / run["flops"] for run in runs}  # seconds of training a FLOP
     by_budget = best_losses()["gpt", growth_grid.FAMILIES["gpt"].width]
     budgets = sorted(budget for budget in by_budget if budget > min(by_budget))

@@ -52,8 +52,8 @@ class Law:
 # A GPT of 8 layers at 4, 6 and 12 PFLOP. The points deviate from the law by 0.02. The best of the times that
 # were tried is 0.3 of the compute at 14 tokens a parameter and 0.12 at 43: about the same amount.
 # A GPT of 0.1 million parameters was 2.8 points of accuracy ahead of plain training at 10 tokens a parameter,
-# and 0.5 points behind at 20 (examples/grow_into.py). One of 21 million at 20 tokens was ahead in one run and
-# behind in another at the best learning rate. All with AdamW; with Muon plain training was level (one run).
+# and 0.5 points behind at 20 (examples/grow_into.py). One of 21 million at 20 tokens was level (three
+# runs). All with AdamW; with Muon plain training was level (two runs).
 TOKENS = Law(
     "tokens",
     saves=1.6,
@@ -67,9 +67,9 @@ TOKENS = Law(
     first=4.6,
 )
 # Samples with one label. A ResNet on CIFAR-10 and a perceptron on `letter` gained nothing at 3.6 and 4.1
-# samples a parameter; a ViT at 1.9 was level, each at its best learning rate. At 0.9 and 0.2 a ResNet and a
-# ViT gained, and half of their depth was level with the grown ones; a perceptron of 137,000 parameters lost
-# 0.1 to 0.4 points in three runs at 1.2.
+# samples a parameter; a ViT at 1.9 was ahead in accuracy and behind in loss. At 0.9 and 0.2 a ResNet and
+# a ViT gained, and half of their depth was level with the grown ones; a perceptron of 137,000 parameters
+# lost 0.1 to 0.4 points in three runs at 1.2.
 SAMPLES = Law("samples", measured=(0.2, 14.0), sizes=(3.6e4, 3.6e6), smaller_below=1.0)
 
 
