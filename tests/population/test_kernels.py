@@ -97,6 +97,16 @@ def test_fused_layer_norm_is_the_layer_norm(width: int) -> None:
     assert worst_error(nn.Sequential(plain, nn.Linear(width, 3)), 5, (33, width)) < 1e-5
 
 
+@pytest.mark.parametrize(("inputs", "hidden"), [(6, 10), (8, 64), (16, 300)])
+@pytest.mark.parametrize("vectors", [1, 33, 700])
+def test_fused_gelu_is_a_bias_and_the_gelu(inputs: int, hidden: int, vectors: int) -> None:
+    layers = nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, 3, bias=False))
+    assert worst_error(layers, vectors, (inputs,)) < 1e-5
+    assert worst_error(layers, vectors, (inputs,), torch.bfloat16) < 2e-2
+    approximate = nn.Sequential(nn.Linear(inputs, hidden), nn.GELU("tanh"))  # keeps torch's own
+    assert worst_error(approximate, vectors, (inputs,)) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("time", "width", "heads"), [(32, 8, 2), (5, 6, 3), (17, 64, 4), (64, 64, 1), (80, 8, 2)]
 )

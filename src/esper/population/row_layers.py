@@ -64,6 +64,21 @@ class RowLinear(RowLayer):
         return out.view(*x.shape[:-1], out.shape[-1])
 
 
+class FusedLinear(RowLinear):
+    """A linear layer whose bias and the GELU behind it are one GPU kernel."""
+
+    gelu = False  # whether there is one
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.gelu:
+            return super().forward(x)
+        from esper.population import kernels
+
+        product = _LinearRows.apply(x.flatten(1, -2), self.weight, None)  # type: ignore[no-untyped-call]
+        out: Tensor = kernels.RowGelu.apply(product, self.bias)  # type: ignore[no-untyped-call]
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+
 class RowGlobalMean(nn.Module):
     """[R, B, C, *spatial] → [R, B, C]"""
 
@@ -205,13 +220,17 @@ def _row_group_norm(norm: nn.GroupNorm, method: str) -> nn.Module:
 
 
 def fold_activations(layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Make SiLUs part of the fused norms beside them."""
+    """Make SiLUs part of the fused norms beside them, and GELUs of the fused linear layers before them."""
     folded = dict(layers)
     for first, second in pairwise(layers):
-        for norm, activation, side in ((first, second, "post"), (second, first, "pre")):
-            if isinstance(folded[norm], FusedGroupNorm) and type(folded[activation]) is nn.SiLU:
+        linear, activation = folded[first], folded[second]
+        exact = type(activation) is nn.GELU and activation.approximate == "none"
+        if exact and isinstance(linear, FusedLinear) and linear.bias is not None:
+            linear.gelu, folded[second] = True, nn.Identity()
+        for norm, silu, side in ((first, second, "post"), (second, first, "pre")):
+            if isinstance(folded[norm], FusedGroupNorm) and type(folded[silu]) is nn.SiLU:
                 setattr(folded[norm], side, True)
-                folded[activation] = nn.Identity()
+                folded[silu] = nn.Identity()
     return folded
 
 
@@ -313,7 +332,7 @@ _ROW_LAYERS: dict[type[nn.Module], Callable[[Any, str], nn.Module | None]] = {
     **dict.fromkeys(_CONVOLUTIONS, _row_conv),
     nn.GroupNorm: _row_group_norm,
     nn.LayerNorm: _row_layer_norm,
-    nn.Linear: lambda layer, method: RowLinear(layer),
+    nn.Linear: lambda layer, method: (FusedLinear if method == "fused" else RowLinear)(layer),
     nn.Embedding: lambda layer, method: _row_embedding(layer),
     CausalAttention: lambda layer, method: (
         FusedCausalAttention if method == "fused" else RowCausalAttention

@@ -34,7 +34,7 @@ def _offsets(T, stride, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):  #
 @triton.jit
 def _weights(q, k, scale, BT: tl.constexpr):  # type: ignore[no-untyped-def]
     """Softmax over the past of each position.  # q, k [BT, BD] → [BT, BT]"""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
     t, s = tl.arange(0, BT)[:, None], tl.arange(0, BT)[None, :]
     scores = tl.where(s <= t, scores, float("-inf"))
     # The maximum is subtracted so that no exponential overflows.
@@ -52,7 +52,7 @@ def _attend(qkv, out, T, scale, H: tl.constexpr, D: tl.constexpr, BT: tl.constex
     q = tl.load(qkv + offset, mask=there, other=0.0)
     k = tl.load(qkv + H * D + offset, mask=there, other=0.0)
     v = tl.load(qkv + 2 * H * D + offset, mask=there, other=0.0)
-    mixed = tl.dot(_weights(q, k, scale, BT).to(v.dtype), v, input_precision="ieee")
+    mixed = tl.dot(_weights(q, k, scale, BT).to(v.dtype), v, input_precision="tf32x3")
     offset, there = _offsets(T, H * D, D, BT, BD)
     tl.store(out + offset, mixed.to(out.dtype.element_ty), mask=there)
 
@@ -74,12 +74,12 @@ def _attend_backward(  # type: ignore[no-untyped-def]
     v = tl.load(qkv + 2 * H * D + offset, mask=there, other=0.0)
     weights = _weights(q, k, scale, BT)
     # With p = softmax(q kᵀ · scale): dv = pᵀ g;  dp = g vᵀ;  ds = p (dp - sum(dp · p)) · scale.
-    dv = tl.dot(tl.trans(weights).to(v.dtype), grad, input_precision="ieee")
-    change = tl.dot(grad, tl.trans(v), input_precision="ieee")
+    dv = tl.dot(tl.trans(weights).to(v.dtype), grad, input_precision="tf32x3")
+    change = tl.dot(grad, tl.trans(v), input_precision="tf32x3")
     scores = (weights * (change - tl.sum(change * weights, axis=1)[:, None]) * scale).to(q.dtype)
     # dq = ds k;  dk = dsᵀ q
-    dq = tl.dot(scores, k, input_precision="ieee")
-    dk = tl.dot(tl.trans(scores), q, input_precision="ieee")
+    dq = tl.dot(scores, k, input_precision="tf32x3")
+    dk = tl.dot(tl.trans(scores), q, input_precision="tf32x3")
     tl.store(dqkv + offset, dq.to(dqkv.dtype.element_ty), mask=there)
     tl.store(dqkv + H * D + offset, dk.to(dqkv.dtype.element_ty), mask=there)
     tl.store(dqkv + 2 * H * D + offset, dv.to(dqkv.dtype.element_ty), mask=there)

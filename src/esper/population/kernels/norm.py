@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.population.kernels.rows import ceil_div, next_power
+from esper.population.kernels.rows import ceil_div, dense_rows, next_power
 
 TILE = 4096  # elements that a program holds at a time
 WIDEST = 16384  # a sample up to this size is read once and kept
@@ -177,7 +177,7 @@ class RowNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, w: Tensor, b: Tensor, eps: float, pre: bool, post: bool, groups: int = 1
     ) -> Tensor:
-        last, w, b = x.movedim(2, -1).contiguous(), _dense_rows(w), _dense_rows(b)
+        last, w, b = x.movedim(2, -1).contiguous(), dense_rows(w), dense_rows(b)
         rows, images, *spatial, channels = last.shape
         pixels = prod(spatial)
         out = torch.empty_like(last)
@@ -210,11 +210,6 @@ class RowNorm(torch.autograd.Function):
         )  # fmt: skip
         dw, db = shares.sum(2).to(w.dtype)
         return dx.movedim(-1, 2), dw, db, None, None, None, None
-
-
-def _dense_rows(x: Tensor) -> Tensor:
-    """Rows may lie apart, the elements of a row may not.  # [R, C]"""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @cache

@@ -22,6 +22,11 @@ def ceil_div(n: int, size: int) -> int:
     return -(-n // size)
 
 
+def dense_rows(x: Tensor) -> Tensor:
+    """Rows may lie apart, the elements of a row may not.  # [R, C]"""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 @triton.jit
 def _gather(  # type: ignore[no-untyped-def]
     base, base_index, source, index, scale, out, L, tiles,
