@@ -18,7 +18,8 @@ from esper.population.kernels.rows import ceil_div, dense_rows, next_power
 
 TILE = 4096  # elements that a program holds at a time
 WIDEST = 256  # channels of a tile
-STACKED = 8  # tiles that a program takes one after another: it stores one share of the gradient of b
+STACKED = 8  # tiles that a program takes one after another at most: it stores one share of the gradient of b
+LEAST = 4  # programs that share the vectors of a row where there are enough for it
 
 
 @triton.jit
@@ -105,6 +106,7 @@ def _tiling(rows: int, vectors: int, channels: int) -> tuple[int, int, dict[str,
     """How many programs there are, and spans of vectors in a row, and the sizes that a program is told."""
     wide = min(next_power(channels), WIDEST)
     tall = min(TILE // wide, next_power(vectors))
-    spans = ceil_div(vectors, tall * STACKED)
-    sizes = {"C": channels, "STACKED": STACKED, "BN": tall, "BC": wide, "num_warps": 8}
+    stacked = max(min(STACKED, vectors // (LEAST * tall)), 1)
+    spans = ceil_div(vectors, tall * stacked)
+    sizes = {"C": channels, "STACKED": stacked, "BN": tall, "BC": wide, "num_warps": 8}
     return rows * spans * ceil_div(channels, wide), spans, sizes
