@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 import time
@@ -59,7 +60,7 @@ def run_trainings(
     parser.add_argument("--read", type=Path, nargs="+", help="files to report on")
     given = parser.parse_args(arguments)
     if given.read:
-        lines = [line for path in given.read for line in path.read_text().splitlines()]
+        lines = [line for path in given.read for line in read_text(path).splitlines()]
         print(report([json.loads(line) for line in lines]))
         return
     if given.out is None:
@@ -76,6 +77,12 @@ def run_trainings(
             print(line, file=file, flush=True)
             records.append(json.loads(line))  # as `--read` will find it
     print(report(records))
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, which may be packed."""
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
 
 
 def with_progress(stage: str, items: Sequence[T]) -> Iterator[T]:
