@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -75,14 +75,20 @@ class Schedule:
     eta: int = 1
 
     def counts(self, times: int, most: int) -> list[int]:
-        """Return how many candidates start, `most` or fewer, and go on from each rung, for that compute."""
-        ends, found = (*self.rungs, STEPS), [0]
+        """Return how many candidates start, `most` or fewer, and go on from each rung, for that compute.
+
+        What is left lets more of them go on from the last rung.
+        """
+        lengths = np.diff((0, *self.rungs, STEPS)).tolist()
+        found, spare = [0], 0
         for start in range(1, most + 1):
-            kept = [start, *(max(1, start // self.eta**k) for k in range(1, len(ends)))]
-            steps = sum(n * (end - begin) for n, (begin, end) in zip(kept, pairwise((0, *ends)), strict=True))
-            if steps > times * STEPS:
+            kept = [max(1, start // self.eta**k) for k in range(len(lengths))]
+            left = times * STEPS - sum(n * length for n, length in zip(kept, lengths, strict=True))
+            if left < 0:
                 break
-            found = kept
+            found, spare = kept, left
+        if self.rungs:
+            found[-1] = min(found[-2], found[-1] + spare // lengths[-1])
         return found
 
 
