@@ -119,7 +119,7 @@ def test_the_worst_of_a_population_copy_the_best() -> None:
 
 
 def test_a_fork_has_the_state_of_its_source_and_leaves_others_alone() -> None:
-    config = load_config(preset="demo", overrides=("population.batches_per_epoch=1",))
+    config = load_config(preset="demo", overrides=SMALL)
     spec = with_rates(spec_for(config, varied_tables(0)[:1]), np.array([[1.0], [2.0], [4.0]]), offset=1)
 
     def played(source: list[int] | None) -> dict[str, torch.Tensor]:
@@ -162,13 +162,14 @@ def test_the_figures_say_what_curves_tell(
         for name, configs in allocation.ARMS.items()
     }
     monkeypatch.setattr(allocation, "ARMS", few)
+    monkeypatch.setattr(allocation, "FORMS", ("one plan", "ridge"))
     found: list[dict[str, Any]] = []
     headroom = allocation.headroom
     monkeypatch.setattr(allocation, "headroom", lambda of: found.append(of) or headroom(of))
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in made_records(telling=telling)))
     allocation.main(["--read", str(path)])
-    assert "×8: nothing to win: H1 +" in capsys.readouterr().out
+    assert "×8: nothing to win: H1" in capsys.readouterr().out
     assert len(found) == len(allocation.TIMES)
     for of in found:
         h1, h2, h3 = (float(each.mean()) for each in list(headroom(of).values())[:3])
