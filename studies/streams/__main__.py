@@ -24,6 +24,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ FREE_RATES = tuple(0.01 * 2.0**k for k in range(7))  # of schedule-free AdamW
 FUNCTION, HINDSIGHT, LUCKY = "function of known facts", "best plan in hindsight", "best plan, luck included"
 PREDICTOR, RULE, RATE_RULE = "predictor", "reactive rule", "reactive rule of the rate alone"
 ORACLE, CONSTANT = "told the shifts", "constant rate"
-SHOWN = (ORACLE, RULE, RATE_RULE, CONSTANT, "decay", "schedule-free AdamW")  # minus the function
+TOLD = "reactive rule, told each shift"  # at the next decision
+SHOWN = (ORACLE, TOLD, RULE, RATE_RULE, CONSTANT, "decay", "schedule-free AdamW")  # minus the function
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,9 @@ def tune(banks: Sequence[Bank], sweeps: int) -> dict[str, Any]:
     means = mean_score(fixed)
     constant = max((k for k, plan in enumerate(FIXED) if plan[1] == 1.0), key=lambda k: means[k])
 
-    def rules(tried: list[Settings]) -> Floats:
-        return mean_score([in_parts(bank, torch.tensor(tried), Controlled) for bank in banks])
+    def rules(tried: list[Settings], told: bool = False) -> Floats:
+        policy = partial(Controlled, told=told)
+        return mean_score([in_parts(bank, torch.tensor(tried), policy) for bank in banks])
 
     def oracles(tried: list[Settings]) -> Floats:
         return mean_score(
@@ -129,6 +132,7 @@ def tune(banks: Sequence[Bank], sweeps: int) -> dict[str, Any]:
         "schedule-free AdamW": FREE_RATES[int(np.argmax(free))],
         RATE_RULE: two,
         RULE: coordinate_search(rules, RULE_GRIDS, (*two[:4], 2, two[5]), sweeps),
+        TOLD: coordinate_search(partial(rules, told=True), RULE_GRIDS, (*two[:4], 2, two[5]), sweeps),
         ORACLE: coordinate_search(oracles, ORACLE_GRIDS, ORACLE_START, sweeps),
         FUNCTION: [scores.mean(2).T.double().numpy() for scores in fixed],  # [rows, plans] for each bank
     }
@@ -165,6 +169,7 @@ def judge(scale: Scale) -> Iterator[dict[str, Any]]:
         honest, lucky = hindsight(bank, chosen[ORACLE], scale.rounds, scale.tries)
         arms = {
             **{name: run_rule(bank, chosen[name]) for name in (RATE_RULE, RULE)},
+            TOLD: run_rule(bank, chosen[TOLD], told=True),
             **{n: train(bank, fixed_policy(bank, torch.tensor([chosen[n]])), 1) for n in (CONSTANT, "decay")},
             "schedule-free AdamW": train_schedule_free(bank, chosen["schedule-free AdamW"]),
             ORACLE: train(bank, segment_policy(bank, oracle_plans(bank, chosen[ORACLE])[None]), 1),
@@ -186,9 +191,9 @@ def judge(scale: Scale) -> Iterator[dict[str, Any]]:
             }
 
 
-def run_rule(bank: Bank, settings: Settings, chooser: Chooser | None = None) -> Tensor:
+def run_rule(bank: Bank, settings: Settings, chooser: Chooser | None = None, told: bool = False) -> Tensor:
     """Train under the reactive rule, or under a predictor that may do something else.  # → [1, rows, 2]"""
-    return train(bank, Controlled(bank, torch.tensor([settings]), chooser), 1)
+    return train(bank, Controlled(bank, torch.tensor([settings]), chooser, told=told), 1)
 
 
 def report(records: Sequence[Mapping[str, Any]]) -> str:
@@ -202,7 +207,7 @@ def report(records: Sequence[Mapping[str, Any]]) -> str:
         "H1": (HINDSIGHT, FUNCTION), "H2": (PREDICTOR, FUNCTION), "H3": (PREDICTOR, opponent),
         "upper bound of H1": (LUCKY, FUNCTION), **{f"{n} − function": (n, FUNCTION) for n in SHOWN},
         "predictor − reactive rule of the rate alone": (PREDICTOR, RATE_RULE),
-        "told the shifts − predictor": (ORACLE, PREDICTOR),
+        "reactive rule, told each shift − reactive rule": (TOLD, RULE),
     }  # fmt: skip
     lines = ["| arm | over the stream | at the end | score |", "|---|---:|---:|---:|"]
     for name in sorted(of, key=lambda n: -of[n].mean()):

@@ -137,7 +137,7 @@ class Controlled:
     """The reactive rule, and what a predictor does instead of it.
 
     settings [A, 6]: one of each grid. forced: for each row a minibatch and an action that is taken there
-    whatever the predictor says.
+    whatever the predictor says. told: the rule is told each shift at the next decision and reads no loss.
     """
 
     def __init__(
@@ -146,8 +146,11 @@ class Controlled:
         settings: Tensor,
         chooser: Chooser | None = None,
         forced: tuple[Tensor, Tensor] | None = None,
+        told: bool = False,
     ) -> None:
         self.bank, self.chooser, self.forced, arms = bank, chooser, forced, len(settings)
+        # Minibatches after which a decision would see some of a new rule for the first time.
+        self.shifted = ((bank.age < EVERY) & (bank.segment > 0)).repeat(arms, 1) if told else None
         columns = settings.float().repeat_interleave(bank.rows, dim=0).unbind(1)
         self.rise, self.half_life, self.first, self.factor, self.response, self.ending = columns
         self.rate, self.running = self.first.clone(), torch.zeros_like(self.first)
@@ -161,6 +164,8 @@ class Controlled:
             recent = seen.losses[:, step - EVERY : step].mean(1)
             before = torch.where(self.running > 0, self.running, recent)
             risen = recent > (1 + self.rise) * before
+            if self.shifted is not None:
+                risen = self.shifted[:, step - 1]
             higher = self.rate.maximum((self.rate * self.factor).minimum(self.first))
             by_rule = torch.where(risen, higher, self.rate * 2.0 ** (-EVERY / self.half_life))
             action = self._choose(step, seen, recent / before)

@@ -15,6 +15,7 @@ import torch
 from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 from torch import Tensor, nn
 
+from studies.headroom import analysis
 from studies.streams import __main__ as streams
 from studies.streams import policies, predictor
 from studies.streams.data import APART, BATCH, CLASSES, FEATURES, MOST_SHIFTS, SHAPES, Bank, make_stream
@@ -144,6 +145,11 @@ def test_the_rule_raises_the_rate_and_restarts_once_where_the_loss_rises(bank: B
     half = 2.0**-0.5  # EVERY is half of the half-life
     assert [rate for rate, _ in at] == pytest.approx([0.04, 0.04 * half, 0.02, 0.04, 0.04 * half])
     assert [response for _, response in at] == [0, 0, 0, 2, 0]
+    told, still = Controlled(bank, torch.tensor([RULE]), told=True), torch.ones(2, bank.rows, bank.length)
+    responses = torch.stack([told(step, Seen(*still))[1] for step in range(bank.length)])  # [length, rows]
+    for row, stream in enumerate(bank.stream_of.tolist()):
+        due = {EVERY * (place // EVERY + 1) for place, _, _ in bank.streams[stream].shifts}
+        assert set(responses[:, row].nonzero()[:, 0].tolist()) == due - {bank.length}
 
 
 def test_a_forced_action_is_taken_once_and_its_features_are_noted(bank: Bank) -> None:
@@ -175,9 +181,9 @@ def test_responses_are_due_after_shifts_until_they_are_given(bank: Bank) -> None
 
 
 def test_branches_weigh_each_decision_as_often_as_it_comes() -> None:
-    bank = Bank(36, range(200), 1)
+    bank = Bank(30, range(150), 1)
     _, gains, weights = predictor.branch(bank, RULE, None, np.random.default_rng(0))
-    assert gains.shape == (200, len(policies.ACTIONS) - 1)
+    assert gains.shape == (150, len(policies.ACTIONS) - 1)
     assert float(weights.mean()) == pytest.approx(1.0, abs=0.1)
     assert gains.any()
 
@@ -233,6 +239,7 @@ def test_the_whole_study_in_small(
         monkeypatch.setattr(streams, name, value)
     monkeypatch.setattr(predictor, "CLASSIFIERS", {"forest": lambda: ExtraTreesClassifier(5, random_state=0)})
     monkeypatch.setattr(predictor, "REGRESSORS", {"forest": lambda: ExtraTreesRegressor(5, random_state=0)})
+    monkeypatch.setattr(analysis, "MODELS", {"tree": analysis.MODELS["tree"]})
     monkeypatch.setattr(predictor, "THRESHOLDS", (0.5,))
     monkeypatch.setattr(predictor, "MARGINS", (0.2,))
     out = tmp_path / "streams.jsonl"
