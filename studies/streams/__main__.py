@@ -1,6 +1,6 @@
 """What could a controller win on a stream whose data shift at unknown times? The headroom, before training.
 
-    python -m studies.streams --out FILE      a quarter of an hour of one core; extra rates
+    python -m studies.streams --out FILE      half an hour of one core; extra rates
     python -m studies.streams --read FILE     the table, at once
 
 A small perceptron trains on a stream of fresh minibatches of a made table. At 0 to 4 unknown times the rule
@@ -12,7 +12,7 @@ tuned or trained on other streams than those that are judged.
 
     H1   the best plan in hindsight for each stream minus the best function of length, features and classes
     H2   what a predictor wins over that function, which reads the stream so far
-    H3   what it wins over the better of that function and a reactive rule with two tuned parameters
+    H3   what it wins over the better of that function and a tuned reactive rule
 
 The best plan for a stream is found with half of its networks and scored by the other half.
 """
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from studies import command_line
 from studies.command_line import with_progress
-from studies.headroom.analysis import best_model, choose, interval, verdict
+from studies.headroom.analysis import LEAST_SHARE, best_model, choose, interval, verdict
 from studies.rates import FRESH
 from studies.streams.data import LENGTHS, Bank, Floats
 from studies.streams.networks import train, train_schedule_free
@@ -225,6 +225,9 @@ def report(records: Sequence[Mapping[str, Any]]) -> str:
         for part, here in parts.items():
             mean, low, high = interval((of[one] - of[other])[here], np.arange(here.sum()))
             lines.append(f"| {name}{part} | {mean:+.2f} | {low:+.2f} to {high:+.2f} | {here.sum()} |")
+    short = of[PREDICTOR] - of[opponent] - LEAST_SHARE * (of[HINDSIGHT] - of[FUNCTION])
+    mean, low, high = interval(short, np.arange(len(streams)))
+    lines.append(f"| H3 − {LEAST_SHARE} · H1 | {mean:+.2f} | {low:+.2f} to {high:+.2f} | {len(streams)} |")
     lines += ["", *(f"{name}: {value}" for name, value in first["tuned"].items())]
     best = max(first["predictors"], key=lambda pair: pair[1])
     lines += [
