@@ -153,7 +153,7 @@ def test_all_networks_are_trained_and_recorded(monkeypatch: pytest.MonkeyPatch) 
     assert all(0 <= score <= 1000 for score in np.ravel(first["grid"]["test"]))
 
 
-@pytest.mark.parametrize("telling", [True, False])
+@pytest.mark.parametrize("telling", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_figures_say_what_curves_tell(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, telling: bool
 ) -> None:

@@ -43,6 +43,7 @@ def test_every_arm_is_run_on_every_table_and_read_again(
             assert arms["random search ×1"] == arms["ASHA ×1"] == arms["static from a random rate"]
 
 
+@pytest.mark.long
 def test_another_budget_has_the_same_networks_and_the_parameters_of_the_usual_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,7 @@ FEW: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_every_arm_is_run_on_every_table_and_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -226,6 +226,7 @@ def test_the_report_says_what_follows() -> None:
     assert float(line.split("|")[2]) == pytest.approx(4.0, abs=0.3)
 
 
+@pytest.mark.long
 def test_the_whole_study_in_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
