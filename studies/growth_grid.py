@@ -505,25 +505,34 @@ def table(paths: Sequence[Path]) -> str:
             f"{family:6} {gpt.peta(budget):>5}  {name:46} rate {rate:<7g} {loss:.4f} {accuracy:.4f}  "
             f"n={len(scores)}"
         )
-    lines += ["", "test scores of the finals, seconds, and the grown network minus each, paired by seed"]
+    lines += [
+        "",
+        "test scores of the finals, seconds, and grown minus each at equal FLOPs; at equal steps; by seed",
+    ]
     for (family, budget), arms in tested.items():
         score = "test" if FAMILIES[family].text else "test_accuracy"
-        # The grown network with the most seeds; of equal ones, with the least validation loss.
-        grown = min(
-            (arm for arm in arms if "→" in arm[0] and "equal" not in arm[0]),
-            key=lambda arm: (-len(arms[arm]), np.mean([run["validation"] for run in arms[arm].values()])),
-            default=None,
-        )
+        grown = [arm for arm in arms if "→" in arm[0]]
+        equal_steps = [arm for arm in grown if "equal steps" in arm[0]]
+        # The networks with the most seeds; of equal ones, with the least validation loss.
+        best = [
+            min(
+                kind,
+                key=lambda arm: (-len(arms[arm]), np.mean([run["validation"] for run in arms[arm].values()])),
+            )
+            for kind in ([arm for arm in grown if arm not in equal_steps], equal_steps)
+            if kind
+        ]
         for (name, rate), by_seed in arms.items():
             scores = [run[score] for run in by_seed.values()]
             seconds = np.median([run["seconds"] for run in by_seed.values()])
             flops = np.mean([run["flops"] for run in by_seed.values()])
             line = f"{family:6} {gpt.peta(budget):>5}  {name:46} rate {rate:<7g} {np.mean(scores):.4f}"
             line += f"  n={len(scores)}  {gpt.peta(flops)} {seconds:.1f} s"
-            both = sorted(by_seed.keys() & arms[grown].keys()) if grown and (name, rate) != grown else []
-            if grown and len(both) > 1:
-                pair = ([arms[arm][seed][score] for seed in both] for arm in (grown, (name, rate)))
-                line += "  {:+.4f} ± {:.4f}".format(*paired_interval(*pair))
+            for one in (arm for arm in best if (name, rate) not in grown):
+                both = sorted(by_seed.keys() & arms[one].keys())
+                if len(both) > 1:
+                    pair = ([arms[arm][seed][score] for seed in both] for arm in (one, (name, rate)))
+                    line += "  {:+.4f} ± {:.4f}".format(*paired_interval(*pair))
             lines.append(line)
     return "\n".join(lines)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,17 +28,29 @@ FEW = {
 }  # fmt: skip
 
 
-def test_every_arm_is_run_on_every_table_and_read_again(
+@pytest.fixture
+def run_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., list[dict[str, Any]]]:
+    """Run the study in small with some arguments; return its records, which print the same again."""
+
+    def run(*arguments: str) -> list[dict[str, Any]]:
+        for name, few in FEW.items():
+            monkeypatch.setattr(held_out, name, few)
+        out, settings = tmp_path / "records.jsonl", [word for text in SMALL for word in ("--set", text)]
+        held_out.main([*arguments, "--out", str(out), *settings])
+        printed = capsys.readouterr().out
+        held_out.main(["--read", str(out)])
+        assert capsys.readouterr().out == printed
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    return run
+
+
+def test_every_arm_is_run_on_every_table_and_read_again(
+    run_study: Callable[..., list[dict[str, Any]]],
 ) -> None:
-    for name, few in FEW.items():
-        monkeypatch.setattr(held_out, name, few)
-    out, settings = tmp_path / "held_out.jsonl", [word for text in SMALL for word in ("--set", text)]
-    held_out.main(["--trainings", "1", "--out", str(out), *settings])
-    printed = capsys.readouterr().out
-    held_out.main(["--read", str(out)])
-    assert capsys.readouterr().out == printed
-    for record in map(json.loads, out.read_text().splitlines()):
+    for record in run_study("--trainings", "1"):
         if "table" in record:
             arms = record["arms"]
             assert arms[held_out.PLAIN_ADAMW] == arms["static from the usual rate"] == [record["grid"][1]]
@@ -45,16 +59,9 @@ def test_every_arm_is_run_on_every_table_and_read_again(
 
 @pytest.mark.long
 def test_another_budget_has_the_same_networks_and_the_parameters_of_the_usual_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_study: Callable[..., list[dict[str, Any]]],
 ) -> None:
-    for name, few in FEW.items():
-        monkeypatch.setattr(held_out, name, few)
-    out, settings = tmp_path / "budget.jsonl", [word for text in SMALL for word in ("--set", text)]
-    held_out.main(["--budget", "2", "--trainings", "2", "--out", str(out), *settings])
-    printed = capsys.readouterr().out
-    held_out.main(["--read", str(out)])
-    assert capsys.readouterr().out == printed
-    first, *tables = map(json.loads, out.read_text().splitlines())
+    first, *tables = run_study("--budget", "2", "--trainings", "2")
     assert "the budget in minibatches of the bare host is 6 (trained with 96)" in first["conditions"]
     assert first["tuned"] == json.loads(held_out.CHOSEN.read_text().splitlines()[0])["tuned"]
     assert [record["table"] for record in tables] == ["bupa", "pima"]

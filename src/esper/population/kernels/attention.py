@@ -1,6 +1,8 @@
 """Attention to the past over short sequences: one kernel each way, so that no score leaves the chip.
 
 A program holds one head of one sequence.  # qkv [..., T, 3, heads, D] → [..., T, heads, D]
+A product in float32 is a sum of three in TF32, which lose few of its digits and run on the tensor cores:
+128 GPTs take 78 ms a step, and took 191 with products that do not.
 """
 
 from __future__ import annotations
