@@ -2,7 +2,7 @@
 
     python -m studies.headroom --device cuda --minutes 8 --out FILE      several processes share the groups
     python -m studies.headroom --quick --out FILE                        a minute on an idle core
-    python -m studies.headroom --read FILE [FILE ...]                    the table, in a minute or two
+    python -m studies.headroom --read FILE [FILE ...]                    the table, in a few minutes
 
 Every cell is a made task with label noise, a host of any size of the ladder, a budget and an initial learning
 rate; every plan spends the same training FLOPs. A line of JSON for each cell goes to --out. The table says
