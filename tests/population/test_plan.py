@@ -302,6 +302,18 @@ def heard_in(plan: Plan, row_of: list[int], blank: int) -> set[Heard]:
     return found
 
 
+def check_order(plan: Plan, blank: int) -> None:
+    """Check that where no part runs again, held fixed, each entry has the number of its live part."""
+    if any(group.live < group.size for group in plan.groups):
+        return
+    assert len(plan.live_index) <= len(plan.live)
+    for number, (entry, part) in enumerate(
+        zip(plan.learning_entry.tolist(), plan.live.tolist(), strict=True)
+    ):
+        if part != blank:
+            assert entry == number == int(plan.live_index[entry])
+
+
 @settings(max_examples=50, deadline=None)
 @given(grown_crowds(), st.booleans())
 def test_a_padded_plan_is_the_same_plan(grown: tuple[list[list[SlotRecord]], Chains], trains: bool) -> None:
@@ -318,6 +330,8 @@ def test_a_padded_plan_is_the_same_plan(grown: tuple[list[list[SlotRecord]], Cha
             row_of[at] = number
         assert roomy.members[place].tolist() == rows.member.tolist()
         assert heard_in(roomy, row_of, blank) == heard_in(tight, list(range(tight.num_rows)), blank)
+        for plan in (tight, roomy):
+            check_order(plan, blank)
         seated = roomy.seed_of_slot >= 0
         assert torch.equal(seated, tight.seed_of_slot >= 0)
         assert torch.equal(roomy.live[roomy.seed_of_slot[seated]], tight.live[tight.seed_of_slot[seated]])

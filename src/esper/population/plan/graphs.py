@@ -112,6 +112,8 @@ class TrainEpoch:
         self.hosts = workspace.weights("hosts", plan.own, network.host_width, device)
         self.by_group = device.type == "cpu" and capture is _eager
         self.blocks = self._group_blocks() if self.by_group else [self._whole_block(workspace)]
+        # Where no part runs again, held fixed, entries are the live parts in their order: nothing to gather.
+        self.in_order = all(group.live == group.size for group in plan.groups)
         batches, batch = config.batches_per_epoch, config.batch_size
         samples = workspace.rows("samples", batches, plan.own * batch, device, torch.long)
         self.samples = samples.view(batches, plan.own, batch)
@@ -242,15 +244,20 @@ class TrainEpoch:
                 block.gradient = gradient
         else:
             # A part learns in one of the entries that run it; the others use it as a constant.
-            self.blocks[0].gradient.copy_(gradients[0].index_select(0, plan.learning_entry))
+            found, gradient = gradients[0], self.blocks[0].gradient
+            if self.in_order:
+                gradient[: len(found)].copy_(found)
+            else:
+                gradient.copy_(found.index_select(0, plan.learning_entry))
         return losses.detach(), host_gradient
 
     def _used_parts(self) -> tuple[list[Tensor], list[GroupWeights]]:
         """Return the leaves of the parts, and the weights of each group as functions of them."""
         plan, network = self.plan, self.state.network
         if not self.by_group:
-            used = network.cast(self.blocks[0].rows.weights).index_select(0, plan.live_index).requires_grad_()
-            return [used], network.split_groups(plan, used)
+            rows, index = network.cast(self.blocks[0].rows.weights), plan.live_index
+            used = rows[: len(index)].detach() if self.in_order else rows.index_select(0, index)
+            return [used.requires_grad_()], network.split_groups(plan, used)
         leaves = [block.rows.weights.detach().requires_grad_() for block in self.blocks]
         parts = []
         for leaf, block in zip(leaves, self.blocks, strict=True):
