@@ -60,6 +60,10 @@ HOSTS: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "resmlp": ("resmlp", (64,), {"width": 128, "hidden": 512, "depth": 4}),
     "resnet": ("resnet", (3, 32, 32), {"width": 32, "depth": 2, "stages": 3}),
     "gpt": ("gpt", (64,), {"width": 128, "depth": 4, "heads": 4, "expansion": 4}),
+    # of four to five million parameters
+    "large-resmlp": ("resmlp", (64,), {"width": 384, "hidden": 1536, "depth": 4}),
+    "large-resnet": ("resnet", (3, 32, 32), {"width": 72, "depth": 2, "stages": 3}),
+    "large-gpt": ("gpt", (64,), {"width": 256, "depth": 6, "heads": 4, "expansion": 4}),
 }
 
 
@@ -75,6 +79,7 @@ class Result:
     ms: float
     share: float  # of a large product's rate
     gib: float  # NaN on a CPU
+    batch: int = BATCH
 
 
 def milliseconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
@@ -171,18 +176,21 @@ def captured(step: Callable[[], object]) -> Callable[[], object]:
 class Measurement:
     """One host in one precision on one device."""
 
-    def __init__(self, name: str, precision: str, device: torch.device, repeats: int):
+    def __init__(
+        self, name: str, precision: str, device: torch.device, repeats: int, batch: int = BATCH
+    ) -> None:
         self.name, self.precision, self.device, self.repeats = name, precision, device, repeats
+        self.batch = batch
         self.preset, shape, _ = HOSTS[name]
         tokens = self.preset == "gpt"
-        self.inputs = torch.randint(CLASSES, (BATCH, *shape)) if tokens else torch.randn(BATCH, *shape)
-        self.targets = torch.randint(CLASSES, (BATCH, *shape) if tokens else (BATCH,))
+        self.inputs = torch.randint(CLASSES, (batch, *shape)) if tokens else torch.randn(batch, *shape)
+        self.targets = torch.randint(CLASSES, (batch, *shape) if tokens else (batch,))
         self.x, self.y = self.inputs.to(device), self.targets.to(device)
         self.rate = product_rate(device, getattr(torch, precision))
         alone = Population(self.make, PopulationConfig(initial_weights=1), torch.arange(1)).network
         self.parameters = alone.host_parameters
         forward = ForwardCosts.of(alone, self.inputs[:1], torch.device("cpu")).host
-        self.flops = TRAINING_PASSES * BATCH * forward  # of one member
+        self.flops = TRAINING_PASSES * batch * forward  # of one member
         self._loop: tuple[float, float] | None = None  # of one member of a compiled loop
 
     def make(self) -> Host:
@@ -192,7 +200,7 @@ class Measurement:
     def population_step(self, members: int, method: str) -> Callable[[], object]:
         """An epoch of BATCHES minibatches of a population."""
         config = PopulationConfig(
-            batch_size=BATCH, batches_per_epoch=BATCHES, precision=self.precision, initial_weights=2
+            batch_size=self.batch, batches_per_epoch=BATCHES, precision=self.precision, initial_weights=2
         )
         with patch.object(network, "convolution_method", return_value=method):
             population = Population(self.make, config, torch.arange(members), device=self.device)
@@ -246,17 +254,17 @@ class Measurement:
             return None
         share = self.flops * members / ms * 1e3 / self.rate
         figures = (round(value, 3) for value in (ms, share, gib))
-        return Result(self.name, self.parameters, self.precision, members, way, *figures)
+        return Result(self.name, self.parameters, self.precision, members, way, *figures, self.batch)
 
 
 def show(results: list[Result], machine: str) -> None:
     """Print the table, with each time as a multiple of the population's."""
-    table = Table(title=f"A minibatch of {BATCH} ({machine})")
+    table = Table(title=f"A minibatch ({machine})")
     for name in (*Result.__dataclass_fields__, "times the population"):
         table.add_column(name, justify="right")
-    ours = {(r.host, r.precision, r.n): r.ms for r in results if r.way == "population"}
+    ours = {(r.host, r.precision, r.n, r.batch): r.ms for r in results if r.way == "population"}
     for r in results:
-        beside = r.ms / ours.get((r.host, r.precision, r.n), math.nan)
+        beside = r.ms / ours.get((r.host, r.precision, r.n, r.batch), math.nan)
         table.add_row(*[str(value) for value in asdict(r).values()], f"{beside:.2f}")
     Console(width=140).print(table)
 
@@ -268,6 +276,7 @@ def main() -> None:
     parser.add_argument("--hosts", choices=HOSTS, nargs="+", default=["resmlp", "resnet", "gpt"])
     parser.add_argument("--members", type=positive, nargs="+", default=[16, 128, 512, 2048])
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=WAYS)
+    parser.add_argument("--batch", type=positive, default=BATCH, help="samples of a minibatch")
     parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--precision", choices=PRECISIONS, nargs="+", default=PRECISIONS)
     parser.add_argument("--device", type=existing_device, default="auto")
@@ -280,7 +289,7 @@ def main() -> None:
         results, machine = read_results(parser, args.read, Result)
     for host in () if args.read else args.hosts:
         for precision in args.precision:
-            measurement = Measurement(host, precision, torch.device(args.device), args.repeats)
+            measurement = Measurement(host, precision, torch.device(args.device), args.repeats, args.batch)
             for members, way in product(args.members, args.ways):
                 result = measurement.measure(members, way)
                 results += [] if result is None else [result]

@@ -21,7 +21,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import machine_name
-from benchmarks.members import BATCHES, HOSTS, PRECISIONS, Measurement, free_memory, milliseconds
+from benchmarks.members import BATCH, BATCHES, HOSTS, PRECISIONS, Measurement, free_memory, milliseconds
 from esper.population import network
 from studies.command_line import existing_device, positive
 
@@ -83,8 +83,8 @@ def report(measurement: Measurement, members: int, bytes_per_second: float, top:
     took = milliseconds(epoch, device, measurement.repeats) / BATCHES
     bound = bounds(measurement, members, bytes_per_second)
     lines = [
-        f"{members} × {measurement.name} of {measurement.parameters:,} parameters, {measurement.precision}: "
-        f"{took:.2f} ms a minibatch, {took / bound.least:.1f} times the bound",
+        f"{members} × {measurement.name} of {measurement.parameters:,} parameters, {measurement.precision}, "
+        f"{measurement.batch} samples: {took:.2f} ms a minibatch, {took / bound.least:.1f} times the bound",
         f"    products {bound.products:.2f} ms, weights and moments {bound.update:.2f} ms; "
         f"share of the product rate {bound.products / took:.3f}, at most {bound.share:.2f}",
     ]
@@ -105,6 +105,7 @@ def main() -> None:
     )
     parser.add_argument("--hosts", choices=HOSTS, nargs="+", default=["resmlp", "resnet", "gpt"])
     parser.add_argument("--members", type=positive, default=512)
+    parser.add_argument("--batch", type=positive, default=BATCH, help="samples of a minibatch")
     parser.add_argument("--precision", choices=PRECISIONS, nargs="+", default=["bfloat16"])
     parser.add_argument("--device", type=existing_device, default="auto")
     parser.add_argument("--top", type=positive, default=12, help="how many kernels to name")
@@ -115,7 +116,7 @@ def main() -> None:
     print(f"{machine_name(args.device)}: a copy moves {rate / 1e12:.2f} TB/s")
     for host in args.hosts:
         for precision in args.precision:
-            measurement = Measurement(host, precision, device, args.repeats)
+            measurement = Measurement(host, precision, device, args.repeats, args.batch)
             print(f"products reach {measurement.rate / 1e12:.1f} TFLOP/s")
             print(report(measurement, args.members, rate, args.top), flush=True)
 

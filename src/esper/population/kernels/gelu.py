@@ -17,6 +17,7 @@ from torch import Tensor
 from esper.population.kernels.rows import ceil_div, dense_rows, next_power
 
 TILE = 4096  # elements that a program holds at a time
+WARPS = 8
 WIDEST = 256  # channels of a tile
 STACKED = 8  # tiles that a program takes one after another at most: it stores one share of the gradient of b
 LEAST = 4  # programs that share the vectors of a row where there are enough for it
@@ -32,9 +33,16 @@ def _place(spans, C: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped
 
 
 @triton.jit
-def _below(z):  # type: ignore[no-untyped-def]
-    """The probability of a standard normal variable to lie below z; gelu(z) = z · below(z)"""
-    return 0.5 * (1.0 + tl.erf(z * 0.7071067811865476))
+def _normal(z):  # type: ignore[no-untyped-def]
+    """The density of a standard normal variable at z, and its probability to lie below; off by 1e-7 at most.
+
+    By formula 26.2.17 of Abramowitz and Stegun: `erf` and `exp` took half of the time of the backward kernel.
+    """
+    density = 0.3989422804014327 * tl.exp2(-0.7213475204444817 * z * z)  # exp(-z² / 2)
+    t = 1.0 / (1.0 + 0.2316419 * tl.abs(z))
+    series = 1.781477937 + t * (-1.821255978 + t * 1.330274429)
+    beyond = density * t * (0.319381530 + t * (-0.356563782 + t * series))
+    return density, tl.where(z > 0, 1.0 - beyond, beyond)
 
 
 @triton.jit
@@ -50,7 +58,8 @@ def _gelu(  # type: ignore[no-untyped-def]
         i = ((span * STACKED + tile) * BN + tl.arange(0, BN))[:, None]
         offset, inside = i * C + c[None, :], (i < n) & (c < C)[None, :]
         z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + bias
-        tl.store(out + offset, (z * _below(z)).to(out.dtype.element_ty), mask=inside)
+        _, below = _normal(z)
+        tl.store(out + offset, (z * below).to(out.dtype.element_ty), mask=inside)  # gelu(z) = z · below(z)
 
 
 @triton.jit
@@ -70,8 +79,8 @@ def _gelu_backward(  # type: ignore[no-untyped-def]
         offset, inside = i * C + c[None, :], (i < n) & (c < C)[None, :]
         z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + bias
         grad = tl.load(g + offset, mask=inside, other=0.0).to(tl.float32)
-        # gelu'(z) = below(z) + z · density(z)
-        change = grad * (_below(z) + z * tl.exp(-0.5 * z * z) * 0.3989422804014327)
+        density, below = _normal(z)
+        change = grad * (below + z * density)  # gelu'(z)
         total += change
         tl.store(dx + offset, change.to(dx.dtype.element_ty), mask=inside)
     tl.store(db + (row * spans + span) * C + c, tl.sum(total, axis=0), mask=c < C)
@@ -108,5 +117,5 @@ def _tiling(rows: int, vectors: int, channels: int) -> tuple[int, int, dict[str,
     tall = min(TILE // wide, next_power(vectors))
     stacked = max(min(STACKED, vectors // (LEAST * tall)), 1)
     spans = ceil_div(vectors, tall * stacked)
-    sizes = {"C": channels, "STACKED": stacked, "BN": tall, "BC": wide, "num_warps": 8}
+    sizes = {"C": channels, "STACKED": stacked, "BN": tall, "BC": wide, "num_warps": WARPS}
     return rows * spans * ceil_div(channels, wide), spans, sizes

@@ -19,6 +19,7 @@ from torch import Tensor
 from esper.population.kernels.rows import ceil_div, dense_rows, next_power
 
 TILE = 4096  # elements that a program holds at a time
+PER_WARP = 1024  # of them
 WIDEST = 16384  # a sample up to this size is read once and kept
 
 
@@ -122,10 +123,17 @@ def _norm(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _inner(value, grad, mean, rstd, weight, bias, PRE: tl.constexpr, POST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """u = unit(pre(x)), and the gradient of u · w + b"""
+    unit = (_act(value, PRE) - mean) * rstd
+    return unit, grad * _slope(unit * weight + bias, POST)
+
+
+@triton.jit
 def _norm_backward(  # type: ignore[no-untyped-def]
     x, w, b, g, mean_in, rstd_in, dx, dw, db, B, P, tiles, w_row, b_row,
     C: tl.constexpr, G: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr,
-    BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    WHOLE: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """dx, and this program's shares of dw and db [R, tiles, C]"""
     row = (tl.program_id(0) // tiles).to(tl.int64)
@@ -140,16 +148,19 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     c = tl.arange(0, BC)
     weight = tl.load(w + row * w_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
     bias = tl.load(b + row * b_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
-    slopes = tl.zeros((BS, BP, BC), dtype=tl.float32)
-    levels = tl.zeros((BS, BP, BC), dtype=tl.float32)
-    for first in range(0, P, BP):
-        offset, inside = _tile(B, P, C, tile, first, BS, BP, BC)
-        value = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
-        grad = tl.load(g + offset, mask=inside, other=0.0).to(tl.float32)
-        unit = (_act(value, PRE) - mean) * rstd
-        inner = grad * _slope(unit * weight + bias, POST)
-        levels += inner
-        slopes += inner * unit
+    offset, inside = _tile(B, P, C, tile, 0, BS, BP, BC)
+    value = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+    grad = tl.load(g + offset, mask=inside, other=0.0).to(tl.float32)
+    unit, levels = _inner(value, grad, mean, rstd, weight, bias, PRE, POST)
+    slopes = levels * unit
+    if not WHOLE:
+        for first in range(BP, P, BP):
+            offset, inside = _tile(B, P, C, tile, first, BS, BP, BC)
+            value = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+            grad = tl.load(g + offset, mask=inside, other=0.0).to(tl.float32)
+            unit, inner = _inner(value, grad, mean, rstd, weight, bias, PRE, POST)
+            levels += inner
+            slopes += inner * unit
     tl.store(db + share * C + c, tl.sum(tl.sum(levels, axis=1), axis=0), mask=c < C)
     tl.store(dw + share * C + c, tl.sum(tl.sum(slopes, axis=1), axis=0), mask=c < C)
     size = P * (C if G == 0 else G)
@@ -157,14 +168,17 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     # dx = rstd · (g - mean(g) - u · mean(g · u)) · pre'(x)
     level = _over_group(levels * weight, BS, BC, G) / size
     slope = _over_group(slopes * weight, BS, BC, G) / size
-    for first in range(0, P, BP):
-        offset, inside = _tile(B, P, C, tile, first, BS, BP, BC)
-        value = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
-        grad = tl.load(g + offset, mask=inside, other=0.0).to(tl.float32)
-        unit = (_act(value, PRE) - mean) * rstd
-        inner = grad * _slope(unit * weight + bias, POST) * weight
-        result = rstd * (inner - level - unit * slope) * _slope(value, PRE)
+    if WHOLE:
+        result = rstd * (levels * weight - level - unit * slope) * _slope(value, PRE)
         tl.store(dx + offset, result.to(dx.dtype.element_ty), mask=inside)
+    else:
+        for first in range(0, P, BP):
+            offset, inside = _tile(B, P, C, tile, first, BS, BP, BC)
+            value = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+            grad = tl.load(g + offset, mask=inside, other=0.0).to(tl.float32)
+            unit, inner = _inner(value, grad, mean, rstd, weight, bias, PRE, POST)
+            result = rstd * (inner * weight - level - unit * slope) * _slope(value, PRE)
+            tl.store(dx + offset, result.to(dx.dtype.element_ty), mask=inside)
 
 
 class RowNorm(torch.autograd.Function):
@@ -200,13 +214,13 @@ class RowNorm(torch.autograd.Function):
         last, w, b, mean, rstd = ctx.saved_tensors
         rows, images, *spatial, channels = last.shape
         pixels = prod(spatial)
-        _, tile = _tiling(images, pixels, channels)
+        whole, tile = _tiling(images, pixels, channels)
         tiles = ceil_div(images, tile["BS"])
         dx = torch.empty_like(last)
         shares = torch.empty(2, rows, tiles, channels, device=last.device)
         _norm_backward[(tiles * rows,)](
             last, w, b, grad.movedim(2, -1).contiguous(), mean, rstd, dx, shares[0], shares[1],
-            images, pixels, tiles, w.stride(0), b.stride(0), C=channels, **ctx.kinds, **tile,
+            images, pixels, tiles, w.stride(0), b.stride(0), C=channels, WHOLE=whole, **ctx.kinds, **tile,
         )  # fmt: skip
         dw, db = shares.sum(2).to(w.dtype)
         return dx.movedim(-1, 2), dw, db, None, None, None, None
@@ -219,5 +233,5 @@ def _tiling(images: int, pixels: int, channels: int) -> tuple[bool, dict[str, in
     whole = wide * long <= WIDEST
     tall = long if whole else max(TILE // wide, 1)
     several = min(max(TILE // (wide * tall), 1), next_power(images))
-    warps = min(max(wide * tall * several // 1024, 1), 16)
+    warps = min(max(wide * tall * several // PER_WARP, 1), 16)
     return whole, {"BS": several, "BP": tall, "BC": wide, "num_warps": warps}
