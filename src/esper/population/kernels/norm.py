@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esper.population.kernels.rows import ceil_div, dense_rows, next_power
 
-TILE = 4096  # elements that a program holds at a time
+TILE = 8192  # elements that a program holds at a time
 PER_WARP = 1024  # of them
 WIDEST = 16384  # a sample up to this size is read once and kept
 
