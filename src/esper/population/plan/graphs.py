@@ -111,7 +111,7 @@ class TrainEpoch:
         device = network.device
         self.hosts = workspace.weights("hosts", plan.own, network.host_width, device)
         self.by_group = device.type == "cpu" and capture is _eager
-        self.blocks = self._group_blocks() if self.by_group else [self._whole_block(workspace)]
+        self.blocks = self._group_blocks(workspace) if self.by_group else [self._whole_block(workspace)]
         # Where no part runs again, held fixed, entries are the live parts in their order: nothing to gather.
         self.in_order = all(group.live == group.size for group in plan.groups)
         batches, batch = config.batches_per_epoch, config.batch_size
@@ -132,13 +132,13 @@ class TrainEpoch:
         gradient = workspace.rows("gradient", lives, width, device)
         return PartBlock(slice(0, lives), [(used, used)], rows, gradient)
 
-    def _group_blocks(self) -> list[PartBlock]:
+    def _group_blocks(self, workspace: Workspace) -> list[PartBlock]:
         """Return a block for each group, as wide as its form: the widest form would mostly move zeros."""
         plan, network, blocks, entry, first = self.plan, self.state.network, [], 0, 0
-        for group in plan.groups:
+        for number, group in enumerate(plan.groups):
             body, gate = network.columns(group)
             width = body.stop + gate.stop - gate.start
-            rows = RowWeights.zeros(group.live, width, network.device)
+            rows = workspace.weights(f"group {number}", group.live, width, network.device)
             # The parts that a group holds fixed are among those that learn in it.
             held = plan.live_index[entry + group.live : entry + group.size] - first
             pairs = [(body, body), (slice(body.stop, width), gate)]
@@ -326,7 +326,7 @@ class GraphCache:
     def training(self, spec: PlanSpec, data: MemberData) -> TrainEpoch:
         """Return what trains the members of a spec for one epoch."""
         if not self.possible:
-            return TrainEpoch(self.state, spec.pack().to(self.device), data, Workspace())
+            return TrainEpoch(self.state, spec.pack().to(self.device), data, self._workspace)
 
         def make(plan: Plan, capture: Capture) -> TrainEpoch:
             return TrainEpoch(self.state, plan, data, self._workspace, capture)
