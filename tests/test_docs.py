@@ -46,12 +46,23 @@ GUIDES = ("README.md", *(f"docs/{name}.md" for name in
           ("start", "grow_into", "loops", "grow_your_own", "controllers", "extend", "watch")))  # fmt: skip
 
 
-def commands_of(page: str) -> list[str]:
-    """Each once, in the order of the page: a run is trained before it is resumed."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    blocks = re.findall(r"^    (?:\.venv/bin/)?esper ([a-z].*?)(?:\s+#.*)?$", text, re.M)
-    asides = [c for c in re.findall(r"`esper ([a-z][^`]*)`", text) if c.split()[0] not in LONG]
-    return [c for c in dict.fromkeys((*blocks, *asides)) if c.split()[0] not in (*SERVING, *ELSEWHERE)]
+def parse(command: str) -> tuple[str, str]:
+    """The name of a command and all of its options, whether they were written in full or as one letter."""
+    name, *rest = shlex.split(command)
+    return name, repr(get_command(cli.app).commands[name].make_context(name, rest).params)  # type: ignore[attr-defined]
+
+
+def commands_of_guides() -> list[tuple[str, str]]:
+    """Page and command, each command once, in the order of the pages: a run is trained before it is resumed."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for page in GUIDES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        blocks = re.findall(r"^    (?:\.venv/bin/)?esper ([a-z].*?)(?:\s+#.*)?$", text, re.M)
+        asides = [c for c in re.findall(r"`esper ([a-z][^`]*)`", text) if c.split()[0] not in LONG]
+        for command in (*blocks, *asides):
+            if command.split()[0] not in (*SERVING, *ELSEWHERE):
+                found.setdefault(parse(command), (page, command))
+    return list(found.values())
 
 
 @pytest.fixture(scope="module")
@@ -62,23 +73,19 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("page", [page for page in GUIDES if commands_of(page)])
-def test_every_command_of_a_guide_works(
-    page: str, grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.first
+def test_every_command_of_a_guide_works(grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "model.py").write_text("from torch import nn\ndef make(): return nn.Linear(2, 2)\n")
     shutil.copytree(grown, tmp_path / "runs/mine")
-    if page == "docs/watch.md":  # it begins with a run that is there
-        shutil.copytree(grown, tmp_path / "runs/first")
     monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
-    for command in commands_of(page):
+    for page, command in commands_of_guides():
         words = shlex.split(command)
         more = sets() if words[0] in LONG else []
         few = ["--members", "2"] if words[0] in ("grow", "compare") else []
-        assert cli.run([*words, *few, *more]) == 0, command
+        assert cli.run([*words, *few, *more]) == 0, f"{page}: esper {command}"
 
 
 def test_the_commands_under_torchrun_are_understood() -> None:
