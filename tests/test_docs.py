@@ -53,7 +53,7 @@ def parse(command: str) -> tuple[str, str]:
 
 
 def commands_of_guides() -> list[tuple[str, str]]:
-    """Page and command, each command once, in the order of the pages: a run is trained before it is resumed."""
+    """Page and command, each command once, in their order: a run is trained before it is resumed."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     for page in GUIDES:
         text = (ROOT / page).read_text(encoding="utf-8")

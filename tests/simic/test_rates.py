@@ -254,9 +254,10 @@ def test_a_training_with_rates_goes_on_to_the_same_bits() -> None:
         second.load_state_dict(first.state_dict())
         for _ in second.run():
             pass
+        found = second.state_dict()
         for name, value in whole.state_dict().items():
             if name != "seconds":
-                assert torch.equal(value, second.state_dict()[name]), f"{name} after {done} rounds"
+                assert torch.equal(value, found[name]), f"{name} after {done} rounds"
 
 
 def test_plans_are_weighed_by_what_they_earn_on_the_same_member() -> None:

@@ -47,6 +47,7 @@ def run_study(
     return run
 
 
+@pytest.mark.long
 def test_every_arm_is_run_on_every_table_and_read_again(
     run_study: Callable[..., list[dict[str, Any]]],
 ) -> None:

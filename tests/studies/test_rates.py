@@ -16,6 +16,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_every_arm_of_a_training_has_the_same_tasks_and_first_rates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
