@@ -62,9 +62,10 @@ def under_vmap(module: nn.Module, rows: Tensor, x: Tensor) -> Tensor:
 
 
 def check_against_vmap(module: nn.Module, shape: tuple[int, ...]) -> RowModule:
-    """Outputs and the gradients of weights and inputs, in float64 to 1e-11."""
+    """Outputs and the gradients of weights and inputs, in float64 to 1e-11; the module stays as it was."""
     generator = torch.Generator().manual_seed(1)
     module = module.double()
+    before = [(name, parameter, parameter.clone()) for name, parameter in module.named_parameters()]
     body = RowModule(module, CPU)
     weights = torch.randn(ROWS, body.layout.total, generator=generator, dtype=torch.float64)
     x = torch.randn(ROWS, BATCH, *shape, generator=generator, dtype=torch.float64)
@@ -77,6 +78,8 @@ def check_against_vmap(module: nn.Module, shape: tuple[int, ...]) -> RowModule:
         results.append((out.detach(), *(g for g in found if g is not None)))
     for here, there in zip(*results, strict=True):
         torch.testing.assert_close(here, there, atol=1e-11, rtol=1e-9)
+    assert all(module.get_parameter(name) is own and torch.equal(own, value) for name, own, value in before)
+    assert len(list(module.parameters())) == len(before)
     return body
 
 
@@ -112,6 +115,7 @@ def test_tokens_over_rows_equal_each_row_alone(module: nn.Module, in_row_form: b
     weights = torch.randn(ROWS, body.layout.total, generator=generator, dtype=torch.float64).requires_grad_()
     tokens = torch.randint(0, 7, (ROWS, BATCH, 5), generator=generator)
     together = body(weights, tokens)
+    assert ParameterLayout.of(module) == body.layout, "the weights of rows were lent to another module"
     tensors = body.layout.unflatten(weights)
     alone = [
         functional_call(module, {name: value[r] for name, value in tensors.items()}, (tokens[r],))

@@ -84,11 +84,13 @@ class RowModule:
                 )
         self.layout = ParameterLayout.of(module)
         self.module = module
-        template = copy.deepcopy(module).to(device)
+        # The row form writes into no dictionary of the module, so that only another device needs a slow copy.
+        template = module if device.type == "cpu" else copy.deepcopy(module).to(device)
         rows = row_form(template, method)
         self.in_row_form = rows is not None
         if rows is None:
-            self._run: Run = vmap(partial(functional_call, template), randomness="different")
+            own = copy.deepcopy(template)  # which holds the weights of rows while it runs
+            self._run: Run = vmap(partial(functional_call, own), randomness="different")
         else:
             self._run = _with_lent_weights(rows)
 
@@ -145,6 +147,7 @@ def row_form(module: nn.Module, method: str) -> nn.Module | None:
     forward = type(module).forward
     # The module's own forward over children that take rows.
     rows = copy.copy(module)
+    rows._parameters = dict(module._parameters)  # which are lent to it, see `_with_lent_weights`
     if forward is nn.Sequential.forward:
         rows._modules = dict(fold_activations(children))
     elif any(forward is kind.forward for kind in _ANY_RANK):
