@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Style
@@ -15,7 +17,7 @@ from esper.population.extract import extract
 from esper.population.hosts import HOST_PRESETS
 from esper.population.plan.rows import Rows, measurement_rows, training_rows
 from esper.population.population import Population
-from esper.simic.costs import ForwardCosts, Work
+from esper.simic.costs import ForwardCosts, Work, _count, _count_once
 from tests.population.lives import Life
 from tests.simic.worlds import make_environment, task
 
@@ -113,3 +115,33 @@ def test_counting_leaves_the_bodies_as_they_were() -> None:
     ForwardCosts.of(bodies, task("digits").train.inputs[:1], torch.device("cpu"))
     assert all(torch.equal(a, b) for a, b in zip(before, bodies.host.parameters(), strict=True))
     assert bodies.host.training
+
+
+class Repeated(nn.Linear):
+    """A layer that tells nobody how often it runs."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(4, 4)
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = super().forward(x)
+        return x
+
+
+def test_equal_modules_are_counted_once_and_those_of_others_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[nn.Module] = []
+
+    def count(module: nn.Module, x: Tensor) -> tuple[Tensor, float]:
+        counted.append(module)
+        return _count(module, x)
+
+    monkeypatch.setattr("esper.simic.costs._counted", {})
+    monkeypatch.setattr("esper.simic.costs._count", count)
+    layers = [nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 5), Repeated(1), Repeated(3)]
+    assert [_count_once(layer, torch.zeros(1, 4)) for layer in layers] == [32, 32, 40, 32, 96]
+    assert counted == [layers[0], *layers[2:]]
+    assert _count_once(layers[0], torch.zeros(1, 3, 4)) == 96, "another shape"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from functools import cache
 from typing import Protocol
 
 import torch
@@ -63,18 +62,13 @@ class ForwardCosts:
         gates = torch.zeros(len(network.slots), dtype=torch.float64)
         trunk = torch.zeros(len(network.trunk), dtype=torch.float64)
         x = sample
-
-        @cache  # slots with the same architectures share their modules
-        def count(module: nn.Module, shape: torch.Size) -> float:
-            return _count(module, x)[1]
-
         for s, slot in enumerate(network.slots):
             module = network.trunk[s]
             if module is not None:
                 x, trunk[s] = _count(module.module, x)
-            gates[s] = count(slot.gate.module, x.shape)
+            gates[s] = _count_once(slot.gate.module, x)
             for form in slot.forms:
-                parts[s, form] = sum(count(part.module, x.shape) for part in slot.body(form).modules)
+                parts[s, form] = sum(_count_once(part.module, x) for part in slot.body(form).modules)
         head = network.trunk[-1]
         assert head is not None
         trunk[-1] = _count(head.module, x)[1]
@@ -135,6 +129,19 @@ def _suffix_sums(costs: Tensor, here: bool = False) -> Tensor:
     """Sum what lies behind each slot, the slot itself included where asked.  # [N, S] → [N, S]"""
     suffix = costs.flip(1).cumsum(1).flip(1)
     return suffix if here else suffix - costs
+
+
+_counted: dict[str, float] = {}
+
+
+def _count_once(module: nn.Module, x: Tensor) -> float:
+    """Count the FLOPs of a module, once for equal modules and inputs of equal shape."""
+    # The text names all layers and sizes. Classes of other people may keep some of them to themselves.
+    ours = all(type(child).__module__.startswith(("torch.", "esper.")) for child in module.modules())
+    text = f"{module} {[tuple(p.shape) for p in module.parameters()]} {tuple(x.shape)}"
+    if not ours or text not in _counted:
+        _counted[text] = _count(module, x)[1]
+    return _counted[text]
 
 
 @torch.no_grad()
