@@ -66,6 +66,8 @@ FUNCTION, HINDSIGHT, LUCKY = "function of known facts", "best plan in hindsight"
 PREDICTOR, RULE, RATE_RULE = "predictor", "reactive rule", "reactive rule of the rate alone"
 ORACLE, CONSTANT = "told the shifts", "constant rate"
 TOLD = "reactive rule, told each shift"  # at the next decision
+LENGTH_RULE = "reactive rule of each length"  # tuned for it
+OPPONENTS = (FUNCTION, RATE_RULE, RULE, LENGTH_RULE)  # H3 is against the best of them
 SHOWN = (ORACLE, TOLD, RULE, RATE_RULE, CONSTANT, "decay", "schedule-free AdamW")  # minus the function
 
 
@@ -103,16 +105,35 @@ def coordinate_search(
 # ---- tuned on made streams ---------------------------------------------------------------------------------
 
 
+def score_rules(banks: Sequence[Bank], tried: Sequence[Settings], told: bool = False) -> Floats:
+    """Return the mean score of the reactive rule with each of these settings."""
+    policy = partial(Controlled, told=told)
+    return mean_score([in_parts(bank, torch.tensor(tried), policy) for bank in banks])
+
+
 def tune(banks: Sequence[Bank], sweeps: int) -> dict[str, Any]:
-    """Choose the settings of all opponents, and fit the function of what is known beforehand."""
+    """Choose the settings of all that reads no shift, and fit the function of what is known beforehand."""
     plans = torch.tensor(FIXED)
     fixed = [in_parts(bank, plans, fixed_policy) for bank in with_progress("fixed plans", banks)]
     means = mean_score(fixed)
     constant = max((k for k, plan in enumerate(FIXED) if plan[1] == 1.0), key=lambda k: means[k])
+    free = [mean_score([train_schedule_free(bank, rate) for bank in banks])[0] for rate in FREE_RATES]
+    rate, start = FIXED[int(means.argmax())]
+    # Two parameters; the first rate and the fall at the end are those of the best fixed plan.
+    rules = partial(score_rules, banks)
+    two = coordinate_search(rules, RULE_GRIDS[:2], (0.2, 48, rate, 16, 0, max(1e-6, 1.0 - start)), sweeps)
+    return {
+        CONSTANT: FIXED[constant],
+        "decay": max((plan for plan in FIXED if plan[1] < 1.0), key=lambda plan: means[FIXED.index(plan)]),
+        "schedule-free AdamW": FREE_RATES[int(np.argmax(free))],
+        RATE_RULE: two,
+        RULE: coordinate_search(rules, RULE_GRIDS, (*two[:4], 2, two[5]), sweeps),
+        FUNCTION: [scores.mean(2).T.double().numpy() for scores in fixed],  # [rows, plans] for each bank
+    }
 
-    def rules(tried: list[Settings], told: bool = False) -> Floats:
-        policy = partial(Controlled, told=told)
-        return mean_score([in_parts(bank, torch.tensor(tried), policy) for bank in banks])
+
+def tune_told(banks: Sequence[Bank], two: Settings, sweeps: int) -> dict[str, Settings]:
+    """Choose the settings of the rule and of the oracle that are told the shifts; two: those of RATE_RULE."""
 
     def oracles(tried: list[Settings]) -> Floats:
         return mean_score(
@@ -122,19 +143,10 @@ def tune(banks: Sequence[Bank], sweeps: int) -> dict[str, Any]:
             ]
         )
 
-    free = [mean_score([train_schedule_free(bank, rate) for bank in banks])[0] for rate in FREE_RATES]
-    rate, start = FIXED[int(means.argmax())]
-    # Two parameters; the first rate and the fall at the end are those of the best fixed plan.
-    two = coordinate_search(rules, RULE_GRIDS[:2], (0.2, 48, rate, 16, 0, max(1e-6, 1.0 - start)), sweeps)
+    told = partial(score_rules, banks, told=True)
     return {
-        CONSTANT: FIXED[constant],
-        "decay": max((plan for plan in FIXED if plan[1] < 1.0), key=lambda plan: means[FIXED.index(plan)]),
-        "schedule-free AdamW": FREE_RATES[int(np.argmax(free))],
-        RATE_RULE: two,
-        RULE: coordinate_search(rules, RULE_GRIDS, (*two[:4], 2, two[5]), sweeps),
-        TOLD: coordinate_search(partial(rules, told=True), RULE_GRIDS, (*two[:4], 2, two[5]), sweeps),
+        TOLD: coordinate_search(told, RULE_GRIDS, (*two[:4], 2, two[5]), sweeps),
         ORACLE: coordinate_search(oracles, ORACLE_GRIDS, ORACLE_START, sweeps),
-        FUNCTION: [scores.mean(2).T.double().numpy() for scores in fixed],  # [rows, plans] for each bank
     }
 
 
@@ -158,6 +170,7 @@ def judge(scale: Scale) -> Iterator[dict[str, Any]]:
     """Tune and train; yield what was chosen, then a record for each fresh stream."""
     tuned = make_banks(0, scale.tuned, 2)
     chosen = tune(tuned, scale.sweeps)
+    chosen |= tune_told(tuned, chosen[RATE_RULE], scale.sweeps)
     trained = make_banks(FRESH // 2, scale.trained, scale.twins)
     settings = chosen[RULE], chosen[ORACLE]
     chooser, log = fit_predictor(trained, tuned, settings, scale.repeats)
@@ -165,30 +178,38 @@ def judge(scale: Scale) -> Iterator[dict[str, Any]]:
     kept = {name: value for name, value in chosen.items() if name != FUNCTION}
     yield {"tuned": {**kept, FUNCTION: model}, "predictors": [[name, round(x, 3)] for name, x in log]}
     for bank in with_progress("judged", make_banks(FRESH, scale.judged, scale.twins)):
-        function = choose_by_facts(tuned, chosen[FUNCTION], bank)[1]
-        honest, lucky = hindsight(bank, chosen[ORACLE], scale.rounds, scale.tries)
-        arms = {
-            **{name: run_rule(bank, chosen[name]) for name in (RATE_RULE, RULE)},
-            TOLD: run_rule(bank, chosen[TOLD], told=True),
-            **{n: train(bank, fixed_policy(bank, torch.tensor([chosen[n]])), 1) for n in (CONSTANT, "decay")},
-            "schedule-free AdamW": train_schedule_free(bank, chosen["schedule-free AdamW"]),
-            ORACLE: train(bank, segment_policy(bank, oracle_plans(bank, chosen[ORACLE])[None]), 1),
-            FUNCTION: train(bank, fixed_policy(bank, function), 1),
-            PREDICTOR: run_rule(bank, chosen[RULE], chooser),
-            HINDSIGHT: honest[None],
-            LUCKY: lucky[None],
+        learned = {PREDICTOR: run_rule(bank, chosen[RULE], chooser)}
+        yield from judge_bank(bank, tuned, chosen, learned, scale)
+
+
+def judge_bank(
+    bank: Bank, tuned: Sequence[Bank], chosen: Mapping[str, Any], learned: Mapping[str, Tensor], scale: Scale
+) -> Iterator[dict[str, Any]]:
+    """Run all opponents; yield a record for each stream. learned: scores of what was trained [1, rows, 2]."""
+    function = choose_by_facts(tuned, chosen[FUNCTION], bank)[1]
+    honest, lucky = hindsight(bank, chosen[ORACLE], scale.rounds, scale.tries)
+    arms = {
+        **{name: run_rule(bank, chosen[name]) for name in (RATE_RULE, RULE)},
+        TOLD: run_rule(bank, chosen[TOLD], told=True),
+        **{n: train(bank, fixed_policy(bank, torch.tensor([chosen[n]])), 1) for n in (CONSTANT, "decay")},
+        "schedule-free AdamW": train_schedule_free(bank, chosen["schedule-free AdamW"]),
+        ORACLE: train(bank, segment_policy(bank, oracle_plans(bank, chosen[ORACLE])[None]), 1),
+        FUNCTION: train(bank, fixed_policy(bank, function), 1),
+        **learned,
+        HINDSIGHT: honest[None],
+        LUCKY: lucky[None],
+    }
+    for k, stream in enumerate(bank.streams):
+        mine = slice(k * bank.twins, (k + 1) * bank.twins)
+        yield {
+            "length": bank.length,
+            "features": stream.features,
+            "classes": stream.classes,
+            "noise": round(stream.noise, 3),
+            "shifts": [[at, kind, round(severity, 3)] for at, kind, severity in stream.shifts],
+            # [twins][2]: accuracy over the stream and at the end
+            "arms": {n: np.round(x[0, mine].double().numpy(), 2).tolist() for n, x in arms.items()},
         }
-        for k, stream in enumerate(bank.streams):
-            mine = slice(k * bank.twins, (k + 1) * bank.twins)
-            yield {
-                "length": bank.length,
-                "features": stream.features,
-                "classes": stream.classes,
-                "noise": round(stream.noise, 3),
-                "shifts": [[at, kind, round(severity, 3)] for at, kind, severity in stream.shifts],
-                # [twins][2]: accuracy over the stream and at the end
-                "arms": {n: np.round(x[0, mine].double().numpy(), 2).tolist() for n, x in arms.items()},
-            }
 
 
 def run_rule(bank: Bank, settings: Settings, chooser: Chooser | None = None, told: bool = False) -> Tensor:
@@ -196,17 +217,17 @@ def run_rule(bank: Bank, settings: Settings, chooser: Chooser | None = None, tol
     return train(bank, Controlled(bank, torch.tensor([settings]), chooser, told=told), 1)
 
 
-def report(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return the tables of a file's records, with a sentence on what follows."""
+def report(records: Sequence[Mapping[str, Any]], learned: str = PREDICTOR) -> str:
+    """Return the tables of a file, with a sentence on what follows; learned: the arm of H2 and H3."""
     first, *streams = records
     both = {n: np.array([r["arms"][n] for r in streams]).mean(axis=1) for n in streams[0]["arms"]}
     of = {name: each.mean(axis=1) for name, each in both.items()}  # [streams]
     # The best on these very streams: chance helps the opponent, never the predictor.
-    opponent = max((FUNCTION, RATE_RULE, RULE), key=lambda name: float(of[name].mean()))
+    opponent = max((n for n in OPPONENTS if n in of), key=lambda name: float(of[name].mean()))
     pairs = {
-        "H1": (HINDSIGHT, FUNCTION), "H2": (PREDICTOR, FUNCTION), "H3": (PREDICTOR, opponent),
+        "H1": (HINDSIGHT, FUNCTION), "H2": (learned, FUNCTION), "H3": (learned, opponent),
         "upper bound of H1": (LUCKY, FUNCTION), **{f"{n} − function": (n, FUNCTION) for n in SHOWN},
-        "predictor − reactive rule of the rate alone": (PREDICTOR, RATE_RULE),
+        f"{learned} − {RATE_RULE}": (learned, RATE_RULE), f"{learned} − {RULE}": (learned, RULE),
         "reactive rule, told each shift − reactive rule": (TOLD, RULE),
     }  # fmt: skip
     lines = ["| arm | over the stream | at the end | score |", "|---|---:|---:|---:|"]
@@ -225,14 +246,13 @@ def report(records: Sequence[Mapping[str, Any]]) -> str:
         for part, here in parts.items():
             mean, low, high = interval((of[one] - of[other])[here], np.arange(here.sum()))
             lines.append(f"| {name}{part} | {mean:+.2f} | {low:+.2f} to {high:+.2f} | {here.sum()} |")
-    short = of[PREDICTOR] - of[opponent] - LEAST_SHARE * (of[HINDSIGHT] - of[FUNCTION])
+    short = of[learned] - of[opponent] - LEAST_SHARE * (of[HINDSIGHT] - of[FUNCTION])
     mean, low, high = interval(short, np.arange(len(streams)))
     lines.append(f"| H3 − {LEAST_SHARE} · H1 | {mean:+.2f} | {low:+.2f} to {high:+.2f} | {len(streams)} |")
     lines += ["", *(f"{name}: {value}" for name, value in first["tuned"].items())]
-    best = max(first["predictors"], key=lambda pair: pair[1])
-    lines += [
-        f"predictor: {best[0]} ({best[1]:.2f} where it was chosen; the rule {first['predictors'][0][1]:.2f})"
-    ]
+    if learned == PREDICTOR:
+        best, where = max(first["predictors"], key=lambda pair: pair[1]), first["predictors"][0][1]
+        lines += [f"predictor: {best[0]} ({best[1]:.2f} where it was chosen; the rule {where:.2f})"]
     h1, h3 = found["H1"], found["H3"]
     return "\n".join([*lines, "", f"H3 is against: {opponent}. {verdict(h1[0], h3[0], h1[1], h3[1])}"])
 

@@ -121,6 +121,11 @@ def hindsight(bank: Bank, start: Settings, rounds: int, tries: int) -> Tensor:
 # ---- policies that read the stream -------------------------------------------------------------------------
 
 ACTIONS = ("follow the rule", "keep", "×2", "÷2", "start or stop the fall", *RESPONSES[1:])
+# The factor of the rate, whether the fall starts or stops, the response. After ACTIONS: two changes at once.
+CHANGES = torch.tensor([
+    (1, 0, 0), (1, 0, 0), (2, 0, 0), (0.5, 0, 0), (1, 1, 0), (1, 0, 1), (1, 0, 2),
+    (4, 0, 0), (0.25, 0, 0), (2, 0, 1), (2, 0, 2), (4, 0, 2), (1, 1, 2), (4, 1, 2),
+])  # fmt: skip
 RULE_GRIDS: tuple[Settings, ...] = (
     (0.02, 0.05, 0.1, 0.2, 0.4, 0.8),  # the rise of the loss that is taken for a shift
     (6, 12, 24, 48, 96, 192, 1e9),  # minibatches in which the rate halves
@@ -130,7 +135,8 @@ RULE_GRIDS: tuple[Settings, ...] = (
     (1e-6, 0.1, 0.25, 0.5),  # share of the stream in which the rate falls to 0
 )
 SINCE = 12  # the feature that is 0 where a response was given at the last decision
-Chooser = Callable[[Floats], NDArray[np.int64]]  # features [N, ...] → actions [N]
+Ints = NDArray[np.int64]
+Chooser = Callable[[Floats], Ints]  # features [N, ...] → actions [N]
 
 
 class Controlled:
@@ -169,10 +175,10 @@ class Controlled:
             higher = self.rate.maximum((self.rate * self.factor).minimum(self.first))
             by_rule = torch.where(risen, higher, self.rate * 2.0 ** (-EVERY / self.half_life))
             action = self._choose(step, seen, recent / before)
-            factor = torch.tensor([1.0, 1.0, 2.0, 0.5, 1.0, 1.0, 1.0])[action]
+            factor, toggles, response = CHANGES[action].unbind(1)
             self.rate = torch.where(action == 0, by_rule, self.rate * factor).clamp(max=RATES[-2])
-            self.falls ^= action == 4
-            responses = torch.where(action == 0, self.response.long() * risen, (action - 4).clamp(min=0))
+            self.falls ^= toggles > 0
+            responses = torch.where(action == 0, self.response * risen, response).long()
             self.since = torch.where(responses > 0, 0.0, self.since + 1)
             # The running mean begins anew at a rise, so that one shift is answered once.
             self.running = torch.where(risen, recent, before.lerp(recent, 0.3))
