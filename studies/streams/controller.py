@@ -53,15 +53,17 @@ from studies.streams.data import LENGTHS, Bank, Floats
 from studies.streams.networks import Seen, train
 from studies.streams.policies import CHANGES, EVERY, RULE_GRIDS, Controlled, Ints, Settings
 
-TRAINED, VALIDATED, JUDGED, TUNED = 1_000_000, 40_000, 20_000, 160
+TRAINED, VALIDATED, JUDGED, TUNED = 1_000_000, 40_000, 20_000, 100
 PUBLISHED = (
     Path(__file__).parents[1] / "results" / "streams-cpu.jsonl.gz"
 )  # has settings that know the shifts
 CONTROLLER = "controller"
 BASE: Settings = (0.2, 96, 0.04, 16, 2, 1e-6)  # the published reactive rule, whose action is one of its own
 FEATURES, HIDDEN, ACTIONS = 20, 64, len(CHANGES)
-UPDATES, COPIES, ROWS = 300, 8, 1024  # ROWS: networks of 96 minibatches; of longer streams fewer
-DRAWN, WARMTH, MARGIN = 3.0, 0.3, 0.1  # drawn decisions of a stream; points
+PLANNED, UPDATES = 300, 200  # the rate would fall to a tenth in PLANNED; validation was level from 150 on
+COPIES, ROWS = 8, 1024  # ROWS: networks of 96 minibatches; of longer streams fewer
+DRAWN, WARMTH = 3.0, 0.3  # drawn decisions of a stream; points
+MARGIN, ACTING = 0.1, 0.05  # points over the rule: in training, and after it (chosen on validation streams)
 TRACE, KEPT, STEPS = 0.95, 60, 14  # of the advantages; updates that are learned from; steps of an update
 RATE, CRITIC_RATE, AVERAGE = 2e-3, 2e-3, 0.05  # AVERAGE: share of the newest weights in those that act
 TAIL = 3.0  # points from which on errors count linearly: a restart just before the end costs many
@@ -105,7 +107,7 @@ class Player:
     def __init__(
         self,
         controller: Controller,
-        margin: float = MARGIN,
+        margin: float = ACTING,
         draw: torch.Generator | None = None,
         share: float = 0.0,
     ) -> None:
@@ -190,7 +192,7 @@ def train_controller(updates: int, seed: int = 0) -> Controller:
     next_seed = TRAINED * (1 + seed)
     for update in with_progress("updates", range(updates)):
         for group in optimizer.param_groups:
-            group["lr"] = RATE * (1.0 - 0.9 * update / updates)
+            group["lr"] = RATE * (1.0 - 0.9 * (update / PLANNED))
         length = LENGTHS[update % len(LENGTHS)]
         count = ROWS * LENGTHS[0] // (length * COPIES)  # of streams
         bank = Bank(length, range(next_seed, next_seed + count), 1)
