@@ -227,7 +227,7 @@ def report(records: Sequence[Mapping[str, Any]], learned: str = PREDICTOR) -> st
     pairs = {
         "H1": (HINDSIGHT, FUNCTION), "H2": (learned, FUNCTION), "H3": (learned, opponent),
         "upper bound of H1": (LUCKY, FUNCTION), **{f"{n} − function": (n, FUNCTION) for n in SHOWN},
-        f"{learned} − {RATE_RULE}": (learned, RATE_RULE), f"{learned} − {RULE}": (learned, RULE),
+        **{f"{learned} − {n}": (learned, n) for n in (RATE_RULE, RULE, TOLD, "schedule-free AdamW")},
         "reactive rule, told each shift − reactive rule": (TOLD, RULE),
     }  # fmt: skip
     lines = ["| arm | over the stream | at the end | score |", "|---|---:|---:|---:|"]

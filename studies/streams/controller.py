@@ -1,7 +1,9 @@
 """A recurrent controller for streams whose data shift, and its judgement beside opponents tuned again.
 
-    python -m studies.streams.controller --out FILE --weights FILE     train and judge; extra rates
+    python -m studies.streams.controller --out FILE --weights FILE     judge; extra rates
     python -m studies.streams.controller --read FILE                   the table, at once
+
+Judging takes 17 minutes of one core. Weights that are not there are trained first, in 20 more.
 
 Protocol, set before any result. The streams to train on are drawn anew for every update, with seeds from
 TRAINED on; all that was tried was compared on streams from VALIDATED on; the figures are of streams from
@@ -53,12 +55,12 @@ from studies.streams.data import LENGTHS, Bank, Floats
 from studies.streams.networks import Seen, train
 from studies.streams.policies import CHANGES, EVERY, RULE_GRIDS, Controlled, Ints, Settings
 
-TRAINED, VALIDATED, JUDGED, TUNED = 1_000_000, 40_000, 20_000, 100
-PUBLISHED = (
-    Path(__file__).parents[1] / "results" / "streams-cpu.jsonl.gz"
-)  # has settings that know the shifts
+TRAINED, VALIDATED, JUDGED = 1_000_000, 40_000, 20_000  # first seeds of streams
+TUNED = 100  # streams of each length to tune opponents on
+# Has the settings of the rule and of the oracle that are told the shifts, which are not tuned again.
+PUBLISHED = Path(__file__).parents[1] / "results" / "streams-cpu.jsonl.gz"
 CONTROLLER = "controller"
-BASE: Settings = (0.2, 96, 0.04, 16, 2, 1e-6)  # the published reactive rule, whose action is one of its own
+BASE: Settings = (0.2, 96, 0.04, 16, 2, 1e-6)  # the published reactive rule: the controller may follow it
 FEATURES, HIDDEN, ACTIONS = 20, 64, len(CHANGES)
 PLANNED, UPDATES = 300, 200  # the rate would fall to a tenth in PLANNED; validation was level from 150 on
 COPIES, ROWS = 8, 1024  # ROWS: networks of 96 minibatches; of longer streams fewer
