@@ -5,9 +5,9 @@
 
 Judging takes 17 minutes of one core. Weights that are not there are trained first, in 20 more.
 
-Protocol, set before any result. The streams to train on are drawn anew for every update, with seeds from
-TRAINED on; all that was tried was compared on streams from VALIDATED on; the figures are of streams from
-JUDGED on, which chose nothing and were run once. The opponents that cost one run are tuned again on TUNED
+Protocol, set before any judged stream was run. The streams to train on are drawn anew for every update, with
+seeds from TRAINED on; updates and margin were chosen on streams from VALIDATED on; the figures are of streams
+from JUDGED on, which chose nothing and were run once. The opponents of one run are tuned again on TUNED
 streams of each length, and the rule for each length too; H3 is against the best of them.
 
 The controller reads the features of the predictor, but remembers earlier ones, and may change the rate and
