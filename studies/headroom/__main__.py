@@ -13,7 +13,6 @@ of the curve tell (H2), and beyond a reactive rule (H3).
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import time
 from collections.abc import Sequence
@@ -50,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--read", type=Path, nargs="+", help="files to report on")
     given = parser.parse_args(arguments)
     if given.read:
-        packed = ((path, path.read_bytes()) for path in given.read)
-        texts = (gzip.decompress(data) if path.suffix == ".gz" else data for path, data in packed)
+        texts = map(command_line.read_text, given.read)
         print(report([json.loads(line) for text in texts for line in text.splitlines()]))
         return
     if given.out is None:

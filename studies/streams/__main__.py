@@ -20,7 +20,6 @@ The best plan for a stream is found with half of its networks and scored by the 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -264,9 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--read", type=Path, help="a file to report on")
     given = parser.parse_args(arguments)
     if given.read:
-        data = given.read.read_bytes()
-        text = gzip.decompress(data) if given.read.suffix == ".gz" else data
-        print(report([json.loads(line) for line in text.splitlines()]))
+        print(report([json.loads(line) for line in command_line.read_text(given.read).splitlines()]))
         return
     if given.out is None:
         parser.error("give --out to train, or --read to report")

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gzip
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -241,7 +240,7 @@ def judge(scale: Scale, controller: Controller) -> Iterator[dict[str, Any]]:
         bank.length: coordinate_search(partial(score_rules, [bank]), RULE_GRIDS, chosen[RULE], 1)
         for bank in with_progress("rules", tuned)
     }
-    published = json.loads(gzip.decompress(PUBLISHED.read_bytes()).splitlines()[0])["tuned"]
+    published = json.loads(command_line.read_text(PUBLISHED).splitlines()[0])["tuned"]
     chosen |= {name: tuple(published[name]) for name in (TOLD, ORACLE)}
     model, _ = choose_by_facts(tuned, chosen[FUNCTION], tuned[0])
     yield {"tuned": {**chosen, LENGTH_RULE: rules, FUNCTION: model}}
@@ -261,9 +260,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--read", type=Path, help="a file to report on")
     given = parser.parse_args(arguments)
     if given.read:
-        data = given.read.read_bytes()
-        text = gzip.decompress(data) if given.read.suffix == ".gz" else data
-        print(report([json.loads(line) for line in text.splitlines()], CONTROLLER))
+        print(
+            report([json.loads(line) for line in command_line.read_text(given.read).splitlines()], CONTROLLER)
+        )
         return
     if given.out is None or given.weights is None:
         parser.error("give --out and --weights to train and judge, or --read to report")
