@@ -1,7 +1,7 @@
 """What does it take to reach nanoGPT's loss on tinyshakespeare, trained plainly and grown into?
 
     python -m studies.shakespeare --data input.txt --device cuda --out FILE      lengths, then seeds
-    python -m studies.shakespeare --read FILE                                    the table
+    python -m studies.shakespeare --read FILE [--alone FILE]                     the table
 
 nanoGPT publishes a validation loss of 1.4697 for its network of 6 layers, width 384, with dropout of 0.2,
 after 5,000 steps of 64 windows of 256 characters. Here every arm trains that network with that optimizer,
@@ -10,6 +10,7 @@ soon as it has the loss. FLOPs and seconds until then count, without compilation
 
 The schedule ends in a decay, so that its length decides how soon the loss is reached. Each arm takes the
 length with the fewest FLOPs, from the same list, in one run each; then it trains for five other seeds.
+--alone: grown runs that had the GPU for themselves give the seconds of a step.
 """
 
 from __future__ import annotations
@@ -147,8 +148,23 @@ def cheapest(runs: Sequence[dict[str, Any]], grown: bool) -> Arm | None:
     return best and Arm(best["steps"], best["grow_at"], best["rate"])
 
 
-def table(runs: Sequence[dict[str, Any]]) -> str:
-    """Return every arm, then the seeds of the cheapest plain and grown one, paired."""
+def count_steps(run: dict[str, Any]) -> tuple[int, int]:
+    """Return the steps that a run made with half of the layers, and with all of them."""
+    half = min(round(run["grow_at"] * run["steps"]), run["steps_taken"])
+    return half, run["steps_taken"] - half
+
+
+def time_steps(runs: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Return the seconds of a step with half of the layers, and with all, by least squares."""
+    counts = np.array([count_steps(run) for run in runs])
+    return np.linalg.lstsq(counts, np.array([run["training_seconds"] for run in runs]), rcond=None)[0]
+
+
+def table(runs: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]] = ()) -> str:
+    """Return every arm, then the seeds of the cheapest plain and grown one, paired.
+
+    With runs that were `alone` on their GPU, the seconds of the pairs are those that their steps take there.
+    """
     by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
         by_name[run["name"]].append(run)
@@ -162,6 +178,10 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
             f"{name:36} {flops / 1e15:.3f} PFLOP {seconds:6.1f} s  least loss {best:.4f}  "
             f"reached {reached} of {len(group)}"
         )
+    if alone:
+        half, whole = time_steps(alone)
+        lines.append(f"a step alone: {1e3 * whole:.2f} ms, with half of the layers {1e3 * half:.2f} ms")
+        runs = [{**run, "training_seconds": count_steps(run) @ np.array([half, whole])} for run in runs]
     chosen = [cheapest(runs, grown) for grown in (True, False)]
     if all(chosen):
         pairs = [{r["seed"]: r for r in runs if r["name"] == arm.name and r["seed"]} for arm in chosen if arm]
@@ -170,7 +190,8 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
             ratios = [pairs[0][seed][key] / pairs[1][seed][key] - 1 for seed in seeds]
             mean, half = paired_interval(ratios, [0.0] * len(ratios))
             change = f"{100 * mean:+.1f} ± {100 * half:.1f} % {unit}"
-            lines.append(f"grown against plain: {change}, {len(seeds)} seeds")
+            means = " and ".join(f"{np.mean([pair[seed][key] for seed in seeds]):.3g}" for pair in pairs)
+            lines.append(f"grown against plain: {change}, {len(seeds)} seeds, means {means}")
     return "\n".join(lines)
 
 
@@ -184,9 +205,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3])
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after these")
     parser.add_argument("--read", type=Path)
+    parser.add_argument("--alone", type=Path, help="with --read: grown runs that had the GPU for themselves")
     given = parser.parse_args(arguments)
     if given.read:
-        print(table([json.loads(line) for line in given.read.read_text().splitlines()]))
+        files = [path.read_text().splitlines() if path else [] for path in (given.read, given.alone)]
+        print(table(*([json.loads(line) for line in lines] for lines in files)))
         return
     if given.out is None or given.data is None:
         parser.error("give --data and --out")

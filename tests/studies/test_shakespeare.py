@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from studies import shakespeare
-from studies.shakespeare import Arm, Size, cheapest, load_text, rate_share, table, train
+from studies.shakespeare import Arm, Size, cheapest, load_text, rate_share, table, time_steps, train
 
 TINY = Size(width=16, depth=4, heads=2, context=16, batch=16, warmup=5)
 
@@ -56,3 +57,21 @@ def test_runs_end_once_they_have_the_loss(text: Path, monkeypatch: pytest.Monkey
     assert cheapest([plain], grown=True) is None
     saved = 100 * (grown["flops"] / plain["flops"] - 1)
     assert f"grown against plain: {saved:+.1f} ± 0.0 % FLOPs, 2 seeds" in table(runs)
+
+
+def test_runs_alone_on_a_gpu_give_the_seconds_of_steps() -> None:
+    def run(at: float, taken: int, seconds: float, seed: int = 0) -> dict[str, Any]:
+        arm = Arm(1000, at, seed=seed)
+        return {
+            **{name: getattr(arm, name) for name in ("name", "steps", "grow_at", "rate", "seed")},
+            "reached": True, "steps_taken": taken, "flops": 1e3 * taken - 500 * at, "best": 1.4,
+            "training_seconds": seconds,
+        }  # fmt: skip
+
+    # A step takes 4 s, and 1 s with half of the layers.
+    alone = [run(0.2, 900, 200 + 4 * 700), run(0.4, 900, 400 + 4 * 500), run(0.4, 700, 400 + 4 * 300)]
+    assert time_steps(alone) == pytest.approx([1, 4])
+    shared = [run(at, 500, 7.0, seed) for at in (0.0, 0.25) for seed in (0, 1, 2)]
+    text = table(shared, alone)
+    assert "a step alone: 4000.00 ms, with half of the layers 1000.00 ms" in text
+    assert "-37.5 ± 0.0 % seconds, 2 seeds, means 1.25e+03 and 2e+03" in text

@@ -19,7 +19,7 @@ from esper.population.kernels.rows import ceil_div, dense_rows, next_power
 TILE = 4096  # elements that a program holds at a time
 WARPS = 4
 WIDEST = 256  # channels of a tile
-STACKED = 8  # tiles that a program takes one after another at most: it stores one share of the gradient of b
+STACKED = 16  # tiles that a program takes one after another at most: it stores one share of the gradient of b
 LEAST = 4  # programs that share the vectors of a row where there are enough for it
 
 

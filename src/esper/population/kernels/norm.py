@@ -20,6 +20,7 @@ from esper.population.kernels.rows import ceil_div, dense_rows, next_power
 
 TILE = 8192  # elements that a program holds at a time
 PER_WARP = 1024  # of them
+BACK_TILE = 1024  # of the backward kernel: within one warp the sums for dw and db need no shared memory
 WIDEST = 16384  # a sample up to this size is read once and kept
 
 
@@ -198,7 +199,7 @@ class RowNorm(torch.autograd.Function):
         group = 0 if groups == 1 else channels // groups
         mean = torch.empty(rows, images, channels if group else 1, device=x.device)
         rstd = torch.empty_like(mean)
-        whole, tile = _tiling(images, pixels, channels)
+        whole, tile = _tiling(images, pixels, channels, TILE)
         kinds = {"PRE": pre, "POST": post, "G": group}
         tiles = ceil_div(images, tile["BS"])
         _norm[(tiles * rows,)](
@@ -214,7 +215,7 @@ class RowNorm(torch.autograd.Function):
         last, w, b, mean, rstd = ctx.saved_tensors
         rows, images, *spatial, channels = last.shape
         pixels = prod(spatial)
-        whole, tile = _tiling(images, pixels, channels)
+        whole, tile = _tiling(images, pixels, channels, BACK_TILE)
         tiles = ceil_div(images, tile["BS"])
         dx = torch.empty_like(last)
         shares = torch.empty(2, rows, tiles, channels, device=last.device)
@@ -227,11 +228,14 @@ class RowNorm(torch.autograd.Function):
 
 
 @cache
-def _tiling(images: int, pixels: int, channels: int) -> tuple[bool, dict[str, int]]:
-    """Whether a program holds whole samples, and the samples, pixels and channels that it holds."""
+def _tiling(images: int, pixels: int, channels: int, least: int) -> tuple[bool, dict[str, int]]:
+    """Whether a program holds whole samples, and the samples, pixels and channels that it holds.
+
+    Whole samples are held until they have `least` elements.
+    """
     wide, long = next_power(channels), next_power(pixels)
     whole = wide * long <= WIDEST
     tall = long if whole else max(TILE // wide, 1)
-    several = min(max(TILE // (wide * tall), 1), next_power(images))
+    several = min(max(least // (wide * tall), 1), next_power(images))
     warps = min(max(wide * tall * several // PER_WARP, 1), 16)
     return whole, {"BS": several, "BP": tall, "BC": wide, "num_warps": warps}
