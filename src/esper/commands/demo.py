@@ -31,7 +31,13 @@ def demo(
     is safe: 'esper resume' completes the demo.
     """
     settings = common.resolve_settings(None, "demo", overrides)
-    from esper.training import TrainingRun
+    typer.echo(
+        "1. A small language model, trained to predict the next character of Python's own sources: plainly,\n"
+        "   with half of its layers, and grown into (half of the layers first, the others later as copies).\n"
+        "2. Meanwhile, a controller learns to set the learning rate while a small network trains. Each\n"
+        "   network begins with a random rate: nobody knows the right one beforehand."
+    )
+    from esper.training import TrainingRun  # 20 seconds where no bytecode of torch is kept yet
 
     path = out or common.new_folder("demo", "text")
     run = TrainingRun.start(settings, path, kind="demo", request={"networks": networks})
@@ -45,12 +51,6 @@ def finish(run: TrainingRun) -> int:
     from esper.watch.report import write_report
 
     networks, path = int(run.folder.request.get("networks", USUAL_NETWORKS)), run.folder.path
-    typer.echo(
-        "1. A small language model, trained to predict the next character of Python's own sources: plainly,\n"
-        "   with half of its layers, and grown into (half of the layers first, the others later as copies).\n"
-        "2. Meanwhile, a controller learns to set the learning rate while a small network trains. Each\n"
-        "   network begins with a random rate: nobody knows the right one beforehand."
-    )
     total, rounds = networks * len(ARMS), run.config.rounds
     # A round of the controller takes about as long as a network.
     with (
