@@ -13,6 +13,7 @@ import torch
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
 
 SUFFIXES = (".py", ".pyi", ".h")
+TEXTS = (".md", ".txt", ".rst")  # of a folder that is given
 EXCLUDED = {"site-packages", "torch"}  # folders of a root that are roots of their own
 HELD_OUT = 20  # one file in this many is for validation, and one for the test
 
@@ -30,17 +31,19 @@ LARGE = Size(256, 400)  # needs more than the standard library and torch
 QUICK = Size(16, 1)
 
 
-def sources(megabytes: int) -> dict[str, np.ndarray]:
+def sources(megabytes: int, folder: Path | None = None) -> dict[str, np.ndarray]:
     """Read source files as bytes; a hash of its name puts each whole file into one of three splits.
 
-    The standard library comes first, then torch, then all other installed packages.
+    The standard library comes first, then torch, then all other installed packages; or a folder of texts.
     """
     paths = sysconfig.get_paths()
     roots = [Path(paths["stdlib"]), Path(torch.__file__).parent, Path(paths["purelib"])]
+    suffixes = TEXTS if folder else SUFFIXES
+    roots = [folder] if folder else roots
     found: dict[str, list[bytes]] = {"train": [], "validation": [], "test": []}
     total = 0
     for root in roots:
-        files = (path for path in root.rglob("*") if path.suffix in SUFFIXES)
+        files = (path for path in root.rglob("*") if path.suffix in suffixes)
         for path in sorted(p for p in files if p.relative_to(root).parts[0] not in EXCLUDED):
             if total >= megabytes * 1_000_000:
                 break
@@ -52,15 +55,15 @@ def sources(megabytes: int) -> dict[str, np.ndarray]:
     return {part: np.frombuffer(b"\n".join(texts), dtype=np.uint8) for part, texts in found.items()}
 
 
-def make_task(size: Size) -> Task:
-    """Make the task of predicting the next byte."""
+def make_task(size: Size, folder: Path | None = None) -> Task:
+    """Make the task of predicting the next byte, of sources or of the texts in a folder."""
 
     def split(data: np.ndarray) -> Split:
         count = (len(data) - 1) // size.context
         tokens = torch.from_numpy(data[: count * size.context + 1].astype(np.int64))
         return Split(tokens[:-1].view(count, -1), tokens[1:].view(count, -1))
 
-    parts = {name: split(data) for name, data in sources(size.megabytes).items()}
+    parts = {name: split(data) for name, data in sources(size.megabytes, folder).items()}
     return Task(
         name="sources",
         topology="transformer",

@@ -5,9 +5,9 @@
     python -m studies.growth_grid --arms LIST --test --device cuda --out FILE   arms, or results again
     python -m studies.growth_grid --read FILE [FILE ...]                    the tables
 
-gpt: bytes of the sources of the standard library and of torch; gpt-21m: of other packages too. resnet, vit: a
-folder of images such as CIFAR-10 (train/CLASS/*.jpg, test/CLASS/*.jpg), randomly shifted and flipped. resmlp:
-the table `letter`.
+gpt: bytes of the sources of the standard library and of torch; gpt-21m: of other packages too; text: of a
+folder of texts (*.md, *.txt, *.rst). resnet, vit: a folder of images such as CIFAR-10 (train/CLASS/*.jpg,
+test/CLASS/*.jpg), randomly shifted and flipped. resmlp: the table `letter`.
 
 A grown arm trains a part of the blocks first; the others begin as copies. All arms of a budget have the same
 FLOPs and batch size, and the same learning-rate schedule by compute: warm-up over 2 %, flat, linear decay
@@ -36,6 +36,7 @@ from benchmarks.textbook import GPT, batches, decay_groups, forward_flops, load_
 from esper.growing.progressive import Progressive, find_blocks
 from esper.tasks import load_task
 from esper.tasks.task import Split, Task
+from esper.utils.errors import UserError
 from esper.utils.statistics import paired_interval
 from studies import command_line, gpt
 
@@ -147,6 +148,13 @@ def make_gpt(width: int, depth: int) -> nn.Module:
     return GPT(256, gpt.FULL.context, width, depth, width // 64)
 
 
+def make_text(folder: Path | None) -> Task:
+    """Make the task of predicting the next byte of a user's texts."""
+    if folder is None:
+        raise UserError("give a folder of texts: --data FOLDER")
+    return gpt.make_task(gpt.FULL, folder)
+
+
 FAMILIES = {
     "gpt": Family(
         make_gpt, lambda _: gpt.make_task(gpt.FULL), adamw, 256, 8, 3e-3, 0.1, 128, validation=2048
@@ -154,6 +162,7 @@ FAMILIES = {
     "gpt-21m": Family(  # 21 million parameters
         make_gpt, lambda _: gpt.make_task(gpt.LARGE), adamw, 384, 12, 2e-3, 0.1, 128, validation=2048
     ),
+    "text": Family(make_gpt, make_text, adamw, 256, 8, 3e-3, 0.1, 128, validation=2048),
     "resnet": Family(
         lambda width, depth: resnet(3, 10, width, 3, depth), load_images, sgd, 16, 6, 0.2, 5e-4, 256, True
     ),
@@ -541,7 +550,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Train the arms that nobody has taken yet, and append a line for each to --out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}")
-    parser.add_argument("--data", type=Path, help="a folder of images, for resnet and vit")
+    parser.add_argument("--data", type=Path, help="a folder of images, for resnet and vit, or of texts")
     parser.add_argument("--device", type=command_line.existing_device, default="cpu")
     parser.add_argument("--out", type=Path, help="a file that gets a JSON line for each run")
     parser.add_argument("--budgets", type=float, nargs="+", default=[1e15], help="FLOPs of a run")

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from esper.growing.progressive import Progressive
 from esper.tasks import load_task
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
+from esper.utils.errors import UserError
 from studies import growth_grid, growth_trainer
 from studies.growth_grid import (
     FAMILIES,
@@ -143,6 +144,23 @@ def test_captured_steps_train_as_plain_ones_do(muon_too: bool, monkeypatch: pyte
     plain = train(arm, task, "cuda")
     assert captured["validation"] == pytest.approx(plain["validation"], abs=0.02)
     assert captured["curve"][0][2] == pytest.approx(plain["curve"][0][2], abs=0.02)
+
+
+def test_a_folder_of_texts_is_split_by_whole_files(tmp_path: Path) -> None:
+    for k in range(200):  # each file has a letter of its own
+        path = tmp_path / f"part{k % 3}" / f"{k}.md"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes([50 + k]) * 800)
+    (tmp_path / "picture.png").write_bytes(b"!" * 800)
+    task = FAMILIES["text"].load(tmp_path)
+    parts = (task.train, task.validation, task.held_out.read())
+    letters = [set(part.inputs.unique().tolist()) - {ord("\n")} for part in parts]
+    assert all(letters)
+    assert len(set.union(*letters)) == sum(map(len, letters)), "no file is in two splits"
+    assert ord("!") not in set.union(*letters)
+    assert torch.equal(task.train.inputs.flatten()[1:], task.train.targets.flatten()[:-1])
+    with pytest.raises(UserError, match="--data FOLDER"):
+        FAMILIES["text"].load(None)
 
 
 def test_every_arm_of_the_pilot_spends_the_budget() -> None:
