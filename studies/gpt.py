@@ -37,9 +37,8 @@ def sources(megabytes: int, folder: Path | None = None) -> dict[str, np.ndarray]
     The standard library comes first, then torch, then all other installed packages; or a folder of texts.
     """
     paths = sysconfig.get_paths()
-    roots = [Path(paths["stdlib"]), Path(torch.__file__).parent, Path(paths["purelib"])]
-    suffixes = TEXTS if folder else SUFFIXES
-    roots = [folder] if folder else roots
+    packages = [Path(paths["stdlib"]), Path(torch.__file__).parent, Path(paths["purelib"])]
+    roots, suffixes = ([folder], TEXTS) if folder else (packages, SUFFIXES)
     found: dict[str, list[bytes]] = {"train": [], "validation": [], "test": []}
     total = 0
     for root in roots:

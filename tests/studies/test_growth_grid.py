@@ -159,8 +159,10 @@ def test_a_folder_of_texts_is_split_by_whole_files(tmp_path: Path) -> None:
     assert len(set.union(*letters)) == sum(map(len, letters)), "no file is in two splits"
     assert ord("!") not in set.union(*letters)
     assert torch.equal(task.train.inputs.flatten()[1:], task.train.targets.flatten()[:-1])
-    with pytest.raises(UserError, match="--data FOLDER"):
-        FAMILIES["text"].load(None)
+    (tmp_path / "empty").mkdir()
+    for folder in (None, tmp_path / "empty"):
+        with pytest.raises(UserError, match=r"--data is .*; give a folder with files .md"):
+            FAMILIES["text"].load(folder)
 
 
 def test_every_arm_of_the_pilot_spends_the_budget() -> None:

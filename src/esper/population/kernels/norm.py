@@ -228,14 +228,14 @@ class RowNorm(torch.autograd.Function):
 
 
 @cache
-def _tiling(images: int, pixels: int, channels: int, least: int) -> tuple[bool, dict[str, int]]:
+def _tiling(images: int, pixels: int, channels: int, size: int) -> tuple[bool, dict[str, int]]:
     """Whether a program holds whole samples, and the samples, pixels and channels that it holds.
 
-    Whole samples are held until they have `least` elements.
+    size: elements of a tile of several samples
     """
     wide, long = next_power(channels), next_power(pixels)
     whole = wide * long <= WIDEST
     tall = long if whole else max(TILE // wide, 1)
-    several = min(max(least // (wide * tall), 1), next_power(images))
+    several = min(max(size // (wide * tall), 1), next_power(images))
     warps = min(max(wide * tall * several // PER_WARP, 1), 16)
     return whole, {"BS": several, "BP": tall, "BC": wide, "num_warps": warps}
