@@ -1057,6 +1057,28 @@ def test_grow_trains_plainly_and_says_why(
 
 
 @pytest.mark.usefixtures("few_steps")
+def test_blocks_with_frozen_parameters_keep_their_weights() -> None:
+    model = make(8)
+    kept = copy.deepcopy(model[1][2])  # type: ignore[index]
+    model[1][2].requires_grad_(False)  # type: ignore[index]
+    grown = esper.grow(model, DATA, **STEPS)
+    assert any("3 of 7 blocks" in remark for remark in grown.remarks)
+    pairs = zip(grown.model[1][2].parameters(), kept.parameters(), strict=True)  # type: ignore[index]
+    assert all(torch.equal(one, other) for one, other in pairs)
+    for k in (0, 4, 6):  # no two of the others stand in a row
+        model[1][k].layer.bias.requires_grad_(False)  # type: ignore[index]
+    plain = esper.grow(model, DATA, **STEPS)
+    assert any("has 0 blocks" in remark and "not frozen" in remark for remark in plain.remarks)
+    with pytest.raises(UserError, match=r"has 0 blocks .* that can be skipped and are not frozen"):
+        Progressive(model, torch.optim.SGD(model.parameters()), 100, example=(torch.zeros(1, 4),))
+
+
+def test_no_hint_leads_to_a_growth_that_is_refused() -> None:
+    default, asked = (esper.grow(make(3), DATA, **{**STEPS, "controller": name}) for name in (None, "into"))
+    assert not any("grows all the same" in remark for remark in (*default.remarks, *asked.remarks))
+
+
+@pytest.mark.usefixtures("few_steps")
 def test_grow_grows_by_default_with_forms_of_adam_alone() -> None:
     options = {**STEPS, "optimizer": "sgd"}
     plain, default = (esper.grow(EIGHT, DATA, **{**options, "controller": name}) for name in ("static", None))

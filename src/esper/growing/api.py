@@ -151,9 +151,9 @@ def grow(
             elif baseline and not stop.requested:
                 generators.load_state_dict(start)
                 epochs = growth.epochs_of_equal_cost(grown)
-                # What reports a growth is for the growth alone.
-                quiet = chosen.model_copy(update={"on_epoch": None, "progress": False})
-                ungrown = prepare(quiet, STATIC, epochs).run(stop, STATIC, folder)
+                # The user's function is for the growth alone.
+                beside = chosen.model_copy(update={"on_epoch": None})
+                ungrown = prepare(beside, STATIC, epochs).run(stop, STATIC, folder)
                 grown = replace(grown, baseline=ungrown if ungrown.record.num_steps == epochs else None)
             if folder is not None:
                 folder.finish(grown, growth, not stop.requested)

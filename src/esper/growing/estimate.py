@@ -107,17 +107,16 @@ class Estimate:
         seen = f"training sees {self.per_parameter:.2g} {law.targets} for each parameter of {self.name}"
         least, most = law.useful_sizes
         if self.advice == "do not grow" and self.epochs > law.epochs:
-            return f"training takes {self.epochs:g} epochs; growth was measured for at most {law.epochs:g}"
+            return f"training takes {self.epochs:g} epochs; savings were measured for at most {law.epochs:g}"
         if self.advice == "do not grow" and self.per_parameter <= law.most:
-            limit = f"below {least:,.0f}" if self.parameters < least else f"above {most:,.0f}"
-            return (
-                f"{self.name} has {self.parameters:,} parameters without embeddings, and {limit} "
-                "growth was ahead in some runs and behind in others"
-            )
+            limit = f"above {most:,.0f} growth was level with plain training"
+            if self.parameters < least:
+                limit = f"below {least:,.0f} growth was ahead in some runs and behind in others"
+            return f"{self.name} has {self.parameters:,} parameters without embeddings, and {limit}"
         if self.advice == "do not grow" and not law.most:
             return f"{seen}, and growth was level with plain training or behind for such data"
         if self.advice == "do not grow":
-            return f"{seen}, and above {law.most:g} growth saved nothing"
+            return f"{seen}, and above {law.most:g} growth saved next to nothing"
         if self.advice == "grow":
             return f"{seen}; between {law.smaller_below:g} and {law.most:g} growth was ahead at equal FLOPs"
         return f"{seen}; below {law.smaller_below:g} a model of half the depth was as good at equal FLOPs"
@@ -149,7 +148,7 @@ class Estimate:
             f"{self.advice}: {self.reason}",
         ]
         equal_steps = self.grow_at_equal_steps
-        if self.grow_at is not None and equal_steps is not None:
+        if self.advice == "grow" and self.grow_at is not None and equal_steps is not None:
             lines.append(
                 f"grown from half of the blocks after {100 * self.grow_at:.0f} % of the steps, it reaches "
                 f"the loss of plain training for {100 * self.saved:.0f} ± {200 * law.deviation:.0f} % fewer "
@@ -157,7 +156,7 @@ class Estimate:
             )
         if not least <= self.per_parameter <= most or not smallest <= self.parameters <= largest:
             lines.append(
-                f"outside of what was measured: {least:g} to {most:g} {law.targets} a parameter, "
+                f"outside of what the law rests on: {least:g} to {most:g} {law.targets} a parameter, "
                 f"{smallest:,.0f} to {largest:,.0f} parameters"
             )
         return "\n".join(lines)

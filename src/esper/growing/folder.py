@@ -88,6 +88,8 @@ class GrowFolder:
                 growth.remarks.append(f"{key} is {now} since the run was resumed; it was begun with {was}")
                 opened.write_config(text)
             return cls(opened, begun)
+        if resume:
+            growth.remarks.append(f"{out} holds no run that could be resumed, so it begins anew")
         request = {"call": CALL, "controller": begun.controller}
         seed = asked["seed"]
         return cls(RunFolder.create(out, kind="grow", request=request, config=text, seed=seed), begun)

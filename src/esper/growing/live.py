@@ -23,7 +23,7 @@ from esper.growing.data import first_batch, no_more_batches, to_device
 from esper.growing.estimate import SAMPLES, TOKENS, Estimate, estimate_targets
 from esper.growing.live_model import LiveModel
 from esper.growing.live_optimizer import LiveOptimizer
-from esper.growing.progressive import GROW_AT, Progressive
+from esper.growing.progressive import FEWEST_BLOCKS, GROW_AT, Progressive
 from esper.growing.settings import GrowSettings
 from esper.growing.slots import SlotNames, SlotSpec, find_slots, in_eval_mode
 from esper.growing.surgery.probe import GrowthProbe, first_samples
@@ -188,7 +188,8 @@ class LivePopulation:
             )
         expected = self._estimate(epochs * batches)
         if expected.grow_at is None and not asked:
-            raise UserError(f"{expected.reason}; controller='into' grows all the same")
+            hint = "; controller='into' grows all the same" if expected.blocks >= FEWEST_BLOCKS else ""
+            raise UserError(expected.reason + hint)
         law, seen = expected.law, expected.per_parameter
         grow_at = law.grow_at(seen, equal_compute) if 0 < seen <= law.most else GROW_AT
         grower = Progressive(self.model, self.optimizer.inner, steps, grow_at=grow_at, example=run)

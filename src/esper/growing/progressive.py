@@ -100,7 +100,8 @@ def find_blocks(model: nn.Module) -> list[BlockList]:
     """Find runs of two or more like blocks in the lists and sequences of a model, outer ones first.
 
     Blocks are alike if their class and the names and shapes of their parameters and buffers are the same. A
-    module without children, such as a Linear layer, is not a block.
+    module without children, such as a Linear layer, is not a block. Blocks with frozen parameters are left
+    alone: a copy would overwrite what they keep.
     """
     found: list[BlockList] = []
     for path, container in model.named_modules():
@@ -110,8 +111,9 @@ def find_blocks(model: nn.Module) -> list[BlockList]:
         for _, group in groupby(children, key=lambda child: _signature(child[1])):
             names, blocks = zip(*group, strict=True)
             # A Linear or LayerNorm is skipped with the block that it is part of, never alone.
-            is_block = any(True for _ in blocks[0].children()) and any(True for _ in blocks[0].parameters())
-            if is_block and len(blocks) > 1:
+            parameters = [*blocks[0].parameters()]
+            is_block = any(True for _ in blocks[0].children()) and bool(parameters)
+            if is_block and len(blocks) > 1 and all(p.requires_grad for p in parameters):
                 found.append(BlockList(names, blocks, Skip()))
     return found
 
@@ -127,8 +129,8 @@ def drop_nested(lists: Sequence[BlockList]) -> list[BlockList]:
 
 
 def _signature(block: nn.Module) -> tuple[Any, ...]:
-    shapes = {name: tuple(value.shape) for name, value in (*block.named_parameters(), *block.named_buffers())}
-    return type(block), shapes
+    tensors = (*block.named_parameters(), *block.named_buffers())
+    return type(block), {name: (tuple(value.shape), value.requires_grad) for name, value in tensors}
 
 
 def choose_active(count: int, sizes: Sequence[int], order: str) -> list[list[int]]:
@@ -206,9 +208,10 @@ class Progressive:
         found = find_blocks(model)
         self.lists = drop_nested(found if example is None else _keep_skippable(model, found, example))
         if self.blocks < FEWEST_BLOCKS:
+            frozen = "" if all(p.requires_grad for p in model.parameters()) else " and are not frozen"
             raise UserError(
                 f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row that can "
-                f"be skipped, and growing needs {FEWEST_BLOCKS} or more; train it plainly"
+                f"be skipped{frozen}, and growing needs {FEWEST_BLOCKS} or more; train it plainly"
             )
         self._check_parameters()
         # Each growth multiplies the active share by one factor: start · factor^hops = 1, so that the share
