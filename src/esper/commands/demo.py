@@ -24,7 +24,7 @@ def demo(
     ] = USUAL_NETWORKS,
     overrides: common.Overrides = None,
 ) -> None:
-    """See in under two minutes what growing does: the same network, for less compute.
+    """See in about two minutes what growing does: the same network, for less compute.
 
     Trains small language models plainly, with half of their layers, and grown into, at equal compute, and
     meanwhile a controller that sets the learning rate of small networks. Writes a report of both. Ctrl-C
