@@ -148,7 +148,7 @@ def make_gpt(width: int, depth: int) -> nn.Module:
     return GPT(256, gpt.FULL.context, width, depth, width // 64)
 
 
-def make_text(folder: Path | None) -> Task:
+def load_texts(folder: Path | None) -> Task:
     """Make the task of predicting the next byte of a user's texts."""
     if folder is None or not any(path.suffix in gpt.TEXTS for path in folder.rglob("*")):
         raise UserError(f"--data is {folder}; give a folder with files {', '.join(gpt.TEXTS)}")
@@ -162,7 +162,7 @@ FAMILIES = {
     "gpt-21m": Family(  # 21 million parameters
         make_gpt, lambda _: gpt.make_task(gpt.LARGE), adamw, 384, 12, 2e-3, 0.1, 128, validation=2048
     ),
-    "text": Family(make_gpt, make_text, adamw, 256, 8, 3e-3, 0.1, 128, validation=2048),
+    "text": Family(make_gpt, load_texts, adamw, 256, 8, 3e-3, 0.1, 128, validation=2048),
     "resnet": Family(
         lambda width, depth: resnet(3, 10, width, 3, depth), load_images, sgd, 16, 6, 0.2, 5e-4, 256, True
     ),

@@ -166,7 +166,7 @@ def table(runs: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]] = ()) 
     With runs that were `alone` on their GPU, the seconds of the pairs are those that their steps take there.
     """
     by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for run in runs:
+    for run in (*runs, *alone):
         by_name[run["name"]].append(run)
     lines = [f"FLOPs and seconds of training until {TARGET}"]
     for name, group in sorted(by_name.items(), key=lambda item: np.mean([r["flops"] for r in item[1]])):

@@ -70,7 +70,7 @@ def test_advice_follows_from_tokens_per_parameter(tokens: float, advice: str, gr
     assert expected.saved == (TOKENS.saved(tokens) if grow_at else 0.0)
     assert f"{advice}: training sees" in str(expected)
     assert len(repr(expected)) < 200
-    assert "outside of what the law rests on" in str(expected)  # so few parameters were not measured
+    assert "outside of the range that was fitted" in str(expected)  # for so few parameters
     assert ("fewer FLOPs" in str(expected)) == (advice == "grow"), "a saving that is no gain is not quoted"
 
 

@@ -152,8 +152,8 @@ def grow(
                 generators.load_state_dict(start)
                 epochs = growth.epochs_of_equal_cost(grown)
                 # The user's function is for the growth alone.
-                beside = chosen.model_copy(update={"on_epoch": None})
-                ungrown = prepare(beside, STATIC, epochs).run(stop, STATIC, folder)
+                unwatched = chosen.model_copy(update={"on_epoch": None})
+                ungrown = prepare(unwatched, STATIC, epochs).run(stop, STATIC, folder)
                 grown = replace(grown, baseline=ungrown if ungrown.record.num_steps == epochs else None)
             if folder is not None:
                 folder.finish(grown, growth, not stop.requested)

@@ -156,7 +156,7 @@ class Estimate:
             )
         if not least <= self.per_parameter <= most or not smallest <= self.parameters <= largest:
             lines.append(
-                f"outside of what the law rests on: {least:g} to {most:g} {law.targets} a parameter, "
+                f"outside of the range that was fitted: {least:g} to {most:g} {law.targets} a parameter, "
                 f"{smallest:,.0f} to {largest:,.0f} parameters"
             )
         return "\n".join(lines)
