@@ -39,6 +39,8 @@ CONVOLUTIONS = {
     "signal": nn.Conv1d(8, 8, 5, stride=2, padding=2),
     "depthwise signal": nn.Conv1d(8, 8, 3, padding=1, groups=8, bias=False),
     "wide": nn.Conv2d(32, 64, 3, padding=1, bias=False),
+    "wider than a tile": nn.Conv2d(64, 200, 3, padding=1),
+    "wide and strided": nn.Conv2d(192, 144, 3, stride=2, padding=1, bias=False),
     "standardized": StandardizedConv2d(8, 12, 3, stride=2, padding=1),
     "standardized signal": StandardizedConv1d(8, 12, 5, padding=2),
 }
@@ -135,14 +137,20 @@ def test_every_fused_blueprint_is_the_blueprint(
     assert worst_error(seed, shape[0], shape[1:]) < 5e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_one_pass_over_rows_is_clipping_and_a_step(optimizer: str) -> None:
+def test_one_pass_over_rows_is_clipping_and_a_step(optimizer: str, dtype: torch.dtype) -> None:
     """To 1e-6 of the weights; rows that do not learn keep every bit, and no row meets another's NaN."""
     # Nearer to 1, the first corrections 1 - beta^n of both lose more digits than the two may differ by.
     config = PopulationConfig(optimizer=optimizer, clip_norm=0.5, second_beta=0.99)  # type: ignore[arg-type]
     device = torch.device("cuda")
     plain, fused = (RowWeights.zeros(6, 3000, device) for _ in range(2))
-    start = torch.randn(6, 3000, device=device)
+    gaps = torch.tensor(
+        [[0, 3000], [3000, 3000], [7, 2047], [5, 2500], [1024, 2048], [2990, 3000]], device=device
+    )
+    columns = torch.arange(3000, device=device)
+    used = (columns < gaps[:, :1]) | (columns >= gaps[:, 1:])
+    start = torch.randn(6, 3000, device=device) * used
     plain.weights.copy_(start)
     fused.weights.copy_(start)
     active = torch.tensor([True, True, False, True, False, True], device=device)
@@ -150,11 +158,12 @@ def test_one_pass_over_rows_is_clipping_and_a_step(optimizer: str) -> None:
         gradient = torch.randn(6, 3000, device=device) * torch.tensor(
             [[1e-4], [1.0], [1.0], [0.0], [1.0], [3.0]], device=device
         )
+        gradient = (gradient * used).to(dtype)
         gradient[4 if step < 4 else 5, 7] = float("nan")
         rate = 0.01 * torch.arange(step + 1, step + 7, device=device)  # of each row
-        norms = gradient.norm(dim=1) * (1 + step)  # of each row, and of more than the row
+        norms = gradient.float().norm(dim=1) * (1 + step)  # of each row, and of more than the row
         step_rows(plain, clip_rows(gradient, norms, config.clip_norm), rate, active, config)
-        learn_rows(fused, gradient, norms, rate, active, config)
+        learn_rows(fused, gradient, norms, rate, active, config, gaps)
     for name, value in plain.tensors().items():
         torch.testing.assert_close(fused.tensors()[name], value, atol=1e-6, rtol=1e-5, equal_nan=True)
     assert torch.equal(fused.weights[~active], start[~active])

@@ -125,7 +125,7 @@ def _statistics(network: RowNetwork, plan: Plan, gradients: Sequence[Tensor], ho
         membership, numbers = network.membership(group.slot, group.form)
         if group.position == 0:
             # The norm of every tensor of a seed at once: squares times the one-hot membership.
-            rows = rows.square().nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
+            rows = rows.to(membership.dtype).square().nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
             sums.append(rows @ membership[: rows.shape[1]])
         else:
             sums.append(rows.new_zeros(group.live, membership.shape[1]))

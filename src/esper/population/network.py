@@ -151,10 +151,13 @@ class RowNetwork:
     # ---- the forward pass ----
 
     def split_groups(self, plan: Plan, parts: Tensor) -> list[GroupWeights]:
-        """Return the weights of each group.  # parts [entries, part_width]"""
-        groups = plan.groups
-        pieces = self.cast(parts).split([group.size for group in groups])
-        starts = [self.slots[group.slot].gate_start for group in groups]
+        """Return the weights of each group; rows behind those of the last are left out.
+
+        parts [entries or more, part_width]
+        """
+        sizes = [group.size for group in plan.groups]
+        *pieces, _ = self.cast(parts).split([*sizes, len(parts) - sum(sizes)])
+        starts = [self.slots[group.slot].gate_start for group in plan.groups]
         return [GroupWeights(*pair) for pair in zip(pieces, starts, strict=True)]
 
     def gather_groups(self, plan: Plan, parts: Tensor) -> list[GroupWeights]:

@@ -15,18 +15,22 @@ TILE = {"BL": 1024, "num_warps": 4}  # elements of a program
 
 @triton.jit
 def _update(  # type: ignore[no-untyped-def]
-    weights, first, second, steps, gradient, norms, rate, active, P, tiles,
-    limit, beta1, beta2, decay, ADAM: tl.constexpr, BL: tl.constexpr,
+    weights, first, second, steps, gradient, norms, rate, active, gaps, P, tiles,
+    limit, beta1, beta2, decay, GAPS: tl.constexpr, ADAM: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) // tiles).to(tl.int64)
-    if tl.load(active + row) != 0:
-        column = (tl.program_id(0) % tiles) * BL + tl.arange(0, BL)
+    start = (tl.program_id(0) % tiles) * BL
+    learns = tl.load(active + row) != 0
+    if GAPS:
+        learns &= (start < tl.load(gaps + 2 * row)) | (start + BL > tl.load(gaps + 2 * row + 1))
+    if learns:
+        column = start + tl.arange(0, BL)
         inside = column < P
         offset = row * P + column
         norm = tl.load(norms + row)
         scale = limit / (norm + 1e-6)
         scale = tl.where(scale > 1.0, 1.0, scale)  # a norm that is no number stays one
-        g = tl.load(gradient + offset, mask=inside, other=0.0) * scale
+        g = tl.load(gradient + offset, mask=inside, other=0.0).to(tl.float32) * scale
         w = tl.load(weights + offset, mask=inside, other=0.0)
         m = tl.load(first + offset, mask=inside, other=0.0)
         lr = tl.load(rate + row)
@@ -50,7 +54,13 @@ def _update(  # type: ignore[no-untyped-def]
 
 
 def learn_rows(
-    rows: RowWeights, gradient: Tensor, norms: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
+    rows: RowWeights,
+    gradient: Tensor,
+    norms: Tensor,
+    lr: Tensor,
+    active: Tensor,
+    config: PopulationConfig,
+    gaps: Tensor | None = None,
 ) -> None:
     """What `optimizer.learn_rows` does."""
     gradient = gradient.contiguous()
@@ -59,6 +69,7 @@ def learn_rows(
     tiles = ceil_div(width, TILE["BL"])
     _update[(tiles * count,)](
         rows.weights, rows.first, rows.second, rows.steps, gradient, norms.contiguous(), lr.contiguous(),
-        active, width, tiles, config.clip_norm, float(config.momentum), float(config.second_beta),
-        config.weight_decay, ADAM=config.optimizer == "adamw", **TILE,
+        active, active if gaps is None else gaps, width, tiles, config.clip_norm, float(config.momentum),
+        float(config.second_beta), config.weight_decay,
+        GAPS=gaps is not None, ADAM=config.optimizer == "adamw", **TILE,
     )  # fmt: skip

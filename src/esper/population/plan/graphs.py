@@ -87,8 +87,9 @@ class PartBlock:
     lives: slice  # which of the live parts
     columns: list[tuple[slice, slice]]  # the columns here, and those of all parts that they stand for
     rows: RowWeights
-    gradient: Tensor  # of the latest minibatch
     held: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # which run again, fixed
+    gaps: Tensor | None = None  # [lives, 2] the columns from and to which a part uses none
+    gradient: Tensor = field(default_factory=lambda: torch.zeros(0))  # of the latest minibatch
 
 
 class TrainEpoch:
@@ -126,11 +127,14 @@ class TrainEpoch:
 
     def _whole_block(self, workspace: Workspace) -> PartBlock:
         """Return all live parts as one block, which one kernel updates."""
-        plan, device = self.plan, self.plan.live.device
-        lives, width = plan.live.shape[0], self.state.network.used_width(plan)
+        plan, network, device = self.plan, self.state.network, self.plan.live.device
+        lives, width = plan.live.shape[0], network.used_width(plan)
         rows, used = workspace.weights("parts", lives, width, device), slice(0, width)
-        gradient = workspace.rows("gradient", lives, width, device)
-        return PartBlock(slice(0, lives), [(used, used)], rows, gradient)
+        columns = [network.columns(group) for group in plan.groups for _ in range(group.live)]
+        gaps = [(body.stop, gate.start if gate.stop > gate.start else width) for body, gate in columns]
+        gaps += [(0, width)] * (lives - len(gaps))  # of padding
+        found = torch.tensor(gaps, dtype=torch.long).view(lives, 2).to(device)
+        return PartBlock(slice(0, lives), [(used, used)], rows, gaps=found)
 
     def _group_blocks(self, workspace: Workspace) -> list[PartBlock]:
         """Return a block for each group, as wide as its form: the widest form would mostly move zeros."""
@@ -143,7 +147,7 @@ class TrainEpoch:
             held = plan.live_index[entry + group.live : entry + group.size] - first
             pairs = [(body, body), (slice(body.stop, width), gate)]
             lives = slice(first, first + group.live)
-            blocks.append(PartBlock(lives, pairs, rows, torch.zeros(0), held))
+            blocks.append(PartBlock(lives, pairs, rows, held))
             entry, first = entry + group.size, first + group.live
         return blocks
 
@@ -188,12 +192,15 @@ class TrainEpoch:
         part_rate = self._part_rate(rate)
         norms = torch.linalg.vector_norm(host_gradient, dim=1)
         if plan.live.shape[0]:
-            each = [torch.linalg.vector_norm(block.gradient, dim=1) for block in self.blocks]
+            each = [
+                torch.linalg.vector_norm(block.gradient, dim=1, dtype=block.rows.weights.dtype)
+                for block in self.blocks
+            ]
             norms, part_norms = self._norms(norms, torch.cat(each) if self.by_group else each[0])
             learning = plan.learning.bool()
             for block in self.blocks:
                 own = (part_norms[block.lives], part_rate[block.lives], learning[block.lives])
-                learn_rows(block.rows, block.gradient, *own, config)
+                learn_rows(block.rows, block.gradient, *own, config, block.gaps)
         learn_rows(self.hosts, host_gradient, norms, rate * config.host_lr, plan.active.bool(), config)
         self.host_norm.copy_(norms)
         self.batch.add_(1)
@@ -239,24 +246,19 @@ class TrainEpoch:
         if not plan.live.shape[0]:
             return losses.detach(), torch.autograd.grad(losses.sum(), host)[0]
         host_gradient, *gradients = torch.autograd.grad(losses.sum(), [host, *used])
-        if self.by_group:
-            for block, gradient in zip(self.blocks, gradients, strict=True):
-                block.gradient = gradient
-        else:
+        if not self.by_group and not self.in_order:
             # A part learns in one of the entries that run it; the others use it as a constant.
-            found, gradient = gradients[0], self.blocks[0].gradient
-            if self.in_order:
-                gradient[: len(found)].copy_(found)
-            else:
-                gradient.copy_(found.index_select(0, plan.learning_entry))
+            gradients = [gradients[0].index_select(0, plan.learning_entry)]
+        for block, gradient in zip(self.blocks, gradients, strict=True):
+            block.gradient = gradient
         return losses.detach(), host_gradient
 
     def _used_parts(self) -> tuple[list[Tensor], list[GroupWeights]]:
         """Return the leaves of the parts, and the weights of each group as functions of them."""
         plan, network = self.plan, self.state.network
         if not self.by_group:
-            rows, index = network.cast(self.blocks[0].rows.weights), plan.live_index
-            used = rows[: len(index)].detach() if self.in_order else rows.index_select(0, index)
+            rows = network.cast(self.blocks[0].rows.weights)
+            used = rows.detach() if self.in_order else rows.index_select(0, plan.live_index)
             return [used.requires_grad_()], network.split_groups(plan, used)
         leaves = [block.rows.weights.detach().requires_grad_() for block in self.blocks]
         parts = []
