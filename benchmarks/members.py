@@ -60,9 +60,9 @@ HOSTS: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "resmlp": ("resmlp", (64,), {"width": 128, "hidden": 512, "depth": 4}),
     "resnet": ("resnet", (3, 32, 32), {"width": 32, "depth": 2, "stages": 3}),
     "gpt": ("gpt", (64,), {"width": 128, "depth": 4, "heads": 4, "expansion": 4}),
-    # of four to five million parameters
+    # of three to five million parameters
     "large-resmlp": ("resmlp", (64,), {"width": 384, "hidden": 1536, "depth": 4}),
-    "large-resnet": ("resnet", (3, 32, 32), {"width": 72, "depth": 2, "stages": 3}),
+    "large-resnet": ("resnet", (3, 32, 32), {"width": 64, "depth": 2, "stages": 3}),
     "large-gpt": ("gpt", (64,), {"width": 256, "depth": 6, "heads": 4, "expansion": 4}),
 }
 

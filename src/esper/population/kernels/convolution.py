@@ -70,7 +70,7 @@ def _origin(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _conv(  # type: ignore[no-untyped-def]
-    x, w, bias, out, M, tiles, bias_row,
+    x, w, bias, out, M, tiles, blocks, bias_row,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     C: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
@@ -83,9 +83,11 @@ def _conv(  # type: ignore[no-untyped-def]
     round, and with a larger one (SPREAD) an output meets only the inputs that a stride reaches.
     """
     K: tl.constexpr = KH * KW * C
-    row = (tl.program_id(0) // tiles).to(tl.int64)
-    m = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
-    o = tl.arange(0, BO)
+    TAPS: tl.constexpr = 1 if C % BK == 0 else BK  # offsets of a step: one for all of it, or one each
+    tile = tl.program_id(0) // blocks
+    row = (tile // tiles).to(tl.int64)
+    m = (tile % tiles) * BM + tl.arange(0, BM)
+    o = (tl.program_id(0) % blocks) * BO + tl.arange(0, BO)
     x += row * (M // (OH * OW)) * H * W * C
     w += row * K * O
     image = m // (OH * OW)
@@ -96,7 +98,7 @@ def _conv(  # type: ignore[no-untyped-def]
     acc = tl.zeros((BM, BO), dtype=tl.float32)
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
-        tap = k // C
+        tap = (start + tl.arange(0, TAPS)) // C
         c = k % C
         dy = tap // KW
         dx = tap % KW
@@ -129,7 +131,7 @@ def _conv(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["splits", "span"])  # they follow the number of rows
 def _conv_weight(  # type: ignore[no-untyped-def]
-    x, g, out, M, blocks, splits, span,
+    x, g, out, M, blocks, groups, splits, span,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     C: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
@@ -142,12 +144,15 @@ def _conv_weight(  # type: ignore[no-untyped-def]
     """
     K: tl.constexpr = KH * KW * C
     P: tl.constexpr = OH * OW
-    part = tl.program_id(0) // blocks
+    TAPS: tl.constexpr = 1 if C % BK == 0 else BK  # see _conv
+    block = tl.program_id(0) // groups
+    part = block // blocks
     row = (part // splits).to(tl.int64)
     split = part % splits
-    k = (tl.program_id(0) % blocks) * BK + tl.arange(0, BK)
-    o = tl.arange(0, BO)
-    tap = k // C
+    first = (block % blocks) * BK
+    k = first + tl.arange(0, BK)
+    o = (tl.program_id(0) % groups) * BO + tl.arange(0, BO)
+    tap = (first + tl.arange(0, TAPS)) // C
     dy = tap // KW
     dx = tap % KW
     offset = (dy * W + dx) * C + k % C
@@ -187,8 +192,26 @@ def _constants(shape: Geometry, size: tuple[int, int], out: tuple[int, int], cha
     return dict(zip(names, values, strict=True))
 
 
-FORWARD_TILE = {"BM": 256, "BK": 32, "num_warps": 4, "num_stages": 2}
-WEIGHT_TILE = {"BM": 64, "BK": 64, "num_warps": 4, "num_stages": 3}
+# By the outputs of a tile, chosen on an H200. More than 128 would not fit the registers, so that wide
+# layers are cut into blocks.
+FORWARD_TILES = {
+    16: {"BM": 256, "BK": 32, "num_warps": 4, "num_stages": 2},
+    32: {"BM": 128, "BK": 32, "num_warps": 4, "num_stages": 4},
+    64: {"BM": 128, "BK": 64, "num_warps": 4, "num_stages": 3},
+    128: {"BM": 128, "BK": 64, "num_warps": 4, "num_stages": 3},
+}
+WEIGHT_TILES = {
+    32: {"BM": 64, "BK": 64, "num_warps": 4, "num_stages": 3},
+    64: {"BM": 128, "BK": 64, "num_warps": 4, "num_stages": 3},
+    128: {"BM": 64, "BK": 128, "num_warps": 4, "num_stages": 3},
+}
+
+
+def _tile(tiles: dict[int, dict[str, int]], outputs: int, depth: int, deepest: int) -> dict[str, int]:
+    """The sizes of a tile for so many outputs and elements of a patch, of which it has at most `deepest`."""
+    wide = min(next_power(outputs, 16), max(tiles))
+    tile = tiles[max(wide, min(tiles))]
+    return {**tile, "BO": wide, "BK": min(next_power(depth, 16), tile["BK"], deepest)}
 
 
 def _convolve(
@@ -208,12 +231,12 @@ def _convolve(
     # The gradient of a convolution with stride 1 is a convolution with the kernel turned round.
     if back and not spread:
         shape = shape.turned
-    tile = {**FORWARD_TILE, "BK": min(next_power(w.shape[1] * channels, 16), FORWARD_TILE["BK"])}
-    tiles = ceil_div(pixels, tile["BM"])
-    _conv[(tiles * rows,)](
-        x, w, w if bias is None else bias, out, pixels, tiles, 0 if bias is None else bias.stride(0),
+    tile = _tile(FORWARD_TILES, outputs, w.shape[1] * channels, 128 // x.element_size())
+    tiles, blocks = ceil_div(pixels, tile["BM"]), ceil_div(outputs, tile["BO"])
+    _conv[(tiles * blocks * rows,)](
+        x, w, w if bias is None else bias, out, pixels, tiles, blocks, 0 if bias is None else bias.stride(0),
         **_constants(shape, (height, width), size, channels), BIAS=bias is not None,
-        O=outputs, BACK=back, SPREAD=spread, BO=next_power(outputs, 16), **tile,
+        O=outputs, BACK=back, SPREAD=spread, **tile,
     )  # fmt: skip
     return out
 
@@ -226,17 +249,17 @@ def _weight_gradient(
     outputs = grad.shape[-1]
     pixels = images * grad.shape[2] * grad.shape[3]
     depth = weights[2:].numel()
-    tile = {**WEIGHT_TILE, "BK": min(next_power(depth, 16), WEIGHT_TILE["BK"])}
-    blocks = ceil_div(depth, tile["BK"])
+    tile = _tile(WEIGHT_TILES, outputs, depth, 256 // x.element_size())
+    blocks, groups = ceil_div(depth, tile["BK"]), ceil_div(outputs, tile["BO"])
     # Enough programs to fill the GPU, each over at least 1,024 pixels; their shares are summed in float32.
-    splits = max(1, min(ceil_div(1024, rows * blocks), ceil_div(pixels, 1024)))
+    splits = max(1, min(ceil_div(1024, rows * blocks * groups), ceil_div(pixels, 1024)))
     span = ceil_div(ceil_div(pixels, splits), tile["BM"]) * tile["BM"]
     kept = dtype if splits == 1 else torch.float32
     out = torch.empty(rows, splits, *weights[1:], device=x.device, dtype=kept)
-    _conv_weight[(blocks * rows * splits,)](
-        x, grad, out, pixels, blocks, splits, span,
+    _conv_weight[(blocks * groups * rows * splits,)](
+        x, grad, out, pixels, blocks, groups, splits, span,
         **_constants(shape, (height, width), (grad.shape[2], grad.shape[3]), channels),
-        O=outputs, BO=next_power(outputs, 16), SWAP=x.dtype == torch.float32, **tile,
+        O=outputs, SWAP=x.dtype == torch.float32, **tile,
     )  # fmt: skip
     return out.sum(1).to(dtype) if splits > 1 else out.squeeze(1)
 
