@@ -42,7 +42,7 @@ def sources(megabytes: int, folder: Path | None = None) -> dict[str, np.ndarray]
     found: dict[str, list[bytes]] = {"train": [], "validation": [], "test": []}
     total = 0
     for root in roots:
-        files = (path for path in root.rglob("*") if path.suffix in suffixes)
+        files = (path for path in root.rglob("*") if path.suffix in suffixes and path.is_file())
         for path in sorted(p for p in files if p.relative_to(root).parts[0] not in EXCLUDED):
             if total >= megabytes * 1_000_000:
                 break

@@ -150,7 +150,7 @@ def make_gpt(width: int, depth: int) -> nn.Module:
 
 def load_texts(folder: Path | None) -> Task:
     """Make the task of predicting the next byte of a user's texts."""
-    if folder is None or not any(path.suffix in gpt.TEXTS for path in folder.rglob("*")):
+    if folder is None or not any(path.suffix in gpt.TEXTS and path.is_file() for path in folder.rglob("*")):
         raise UserError(f"--data is {folder}; give a folder with files {', '.join(gpt.TEXTS)}")
     return gpt.make_task(gpt.FULL, folder)
 

@@ -152,6 +152,7 @@ def test_a_folder_of_texts_is_split_by_whole_files(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes([50 + k]) * 800)
     (tmp_path / "picture.png").write_bytes(b"!" * 800)
+    (tmp_path / "notes.md").mkdir()
     task = FAMILIES["text"].load(tmp_path)
     parts = (task.train, task.validation, task.held_out.read())
     letters = [set(part.inputs.unique().tolist()) - {ord("\n")} for part in parts]
@@ -159,7 +160,7 @@ def test_a_folder_of_texts_is_split_by_whole_files(tmp_path: Path) -> None:
     assert len(set.union(*letters)) == sum(map(len, letters)), "no file is in two splits"
     assert ord("!") not in set.union(*letters)
     assert torch.equal(task.train.inputs.flatten()[1:], task.train.targets.flatten()[:-1])
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "robots.txt").mkdir(parents=True)  # a folder that is called like a text
     for folder in (None, tmp_path / "empty"):
         with pytest.raises(UserError, match=r"--data is .*; give a folder with files .md"):
             FAMILIES["text"].load(folder)
