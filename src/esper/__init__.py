@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from esper.growing.progressive_transformers import TransformersProgressive as TransformersProgressive
     from esper.growing.result import Grown as Grown
 
-__version__ = "0.2.4"
+__version__ = "0.2.5"
 
 _LAZY = {
     "grow": "esper.growing.api",
