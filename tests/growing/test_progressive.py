@@ -321,6 +321,15 @@ def test_tied_blocks_may_be_compiled_and_averaged() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # growth and untying make one each
 
 
+def test_a_state_of_another_model_is_refused_and_one_without_a_count_of_blocks_is_not() -> None:
+    grower, other = (begin_tied(blocks, tied=None)[2] for blocks in (4, 8))
+    older = {name: value for name, value in grower.state_dict().items() if name != "blocks"}
+    for state in ({}, other.state_dict(), {**older, "forms": []}):
+        with pytest.raises(UserError, match="another model or schedule"):
+            grower.load_state_dict(state)
+    grower.load_state_dict(older)
+
+
 def test_a_state_of_another_time_is_not_loaded_into_tied_blocks() -> None:
     model, optimizer, grower = begin_tied()
     state = grower.state_dict()

@@ -373,12 +373,17 @@ class Progressive:
             "stage": self.stage,
             "tied": self.tied,
             "grown_at": self.grown_at,
+            "blocks": [len(each.blocks) for each in self.lists],
             "forms": [list(each.skip.form) for each in self.lists],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; weights are not copied, they come with the model's own state."""
-        same = len(state["forms"]) == len(self.lists) and (state["tied"] is None) == (self.tied is None)
+        own = self.state_dict()
+        state = {"blocks": own["blocks"], **state}  # those saved before 0.2.5 have no count
+        same = own.keys() <= state.keys() and state["blocks"] == own["blocks"]
+        same = same and len(state["forms"]) == len(self.lists)
+        same = same and (state["tied"] is None) == (self.tied is None)
         if not same or not 0 <= state["stage"] <= len(self.grow_steps):
             raise UserError("the saved progress is of another model or schedule; give the same ones")
         if self._shared and state["stage"] != self.stage:
