@@ -87,7 +87,8 @@ class PartBlock:
     lives: slice  # which of the live parts
     columns: list[tuple[slice, slice]]  # the columns here, and those of all parts that they stand for
     rows: RowWeights
-    held: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # which run again, fixed
+    entries: Tensor  # the weights of its entries: those of the rows, and behind them the ones that run again
+    held: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # which these are
     gaps: Tensor | None = None  # [lives, 2] the columns from and to which a part uses none
     gradient: Tensor = field(default_factory=lambda: torch.zeros(0))  # of the latest minibatch
 
@@ -134,7 +135,7 @@ class TrainEpoch:
         gaps = [(body.stop, gate.start if gate.stop > gate.start else width) for body, gate in columns]
         gaps += [(0, width)] * (lives - len(gaps))  # of padding
         found = torch.tensor(gaps, dtype=torch.long).view(lives, 2).to(device)
-        return PartBlock(slice(0, lives), [(used, used)], rows, gaps=found)
+        return PartBlock(slice(0, lives), [(used, used)], rows, rows.weights, gaps=found)
 
     def _group_blocks(self, workspace: Workspace) -> list[PartBlock]:
         """Return a block for each group, as wide as its form: the widest form would mostly move zeros."""
@@ -142,12 +143,13 @@ class TrainEpoch:
         for number, group in enumerate(plan.groups):
             body, gate = network.columns(group)
             width = body.stop + gate.stop - gate.start
-            rows = workspace.weights(f"group {number}", group.live, width, network.device)
+            entries = workspace.weights(f"group {number}", group.size, width, network.device)
             # The parts that a group holds fixed are among those that learn in it.
             held = plan.live_index[entry + group.live : entry + group.size] - first
             pairs = [(body, body), (slice(body.stop, width), gate)]
             lives = slice(first, first + group.live)
-            blocks.append(PartBlock(lives, pairs, rows, held))
+            rows = entries.span(0, group.live)
+            blocks.append(PartBlock(lives, pairs, rows, entries.weights, held))
             entry, first = entry + group.size, first + group.live
         return blocks
 
@@ -250,7 +252,7 @@ class TrainEpoch:
             # A part learns in one of the entries that run it; the others use it as a constant.
             gradients = [gradients[0].index_select(0, plan.learning_entry)]
         for block, gradient in zip(self.blocks, gradients, strict=True):
-            block.gradient = gradient
+            block.gradient = gradient[: len(block.rows.steps)]
         return losses.detach(), host_gradient
 
     def _used_parts(self) -> tuple[list[Tensor], list[GroupWeights]]:
@@ -260,14 +262,12 @@ class TrainEpoch:
             rows = network.cast(self.blocks[0].rows.weights)
             used = rows.detach() if self.in_order else rows.index_select(0, plan.live_index)
             return [used.requires_grad_()], network.split_groups(plan, used)
-        leaves = [block.rows.weights.detach().requires_grad_() for block in self.blocks]
-        parts = []
-        for leaf, block in zip(leaves, self.blocks, strict=True):
-            rows = leaf
-            if block.held.shape[0]:
-                rows = torch.cat([leaf, leaf.detach().index_select(0, block.held)])
-            parts.append(GroupWeights(network.cast(rows), block.columns[0][0].stop))
-        return leaves, parts
+        for block in self.blocks:
+            live = len(block.rows.steps)
+            torch.index_select(block.rows.weights, 0, block.held, out=block.entries[live:])
+        leaves = [block.entries.detach().requires_grad_() for block in self.blocks]
+        pairs = zip(leaves, self.blocks, strict=True)
+        return leaves, [GroupWeights(network.cast(leaf), block.columns[0][0].stop) for leaf, block in pairs]
 
 
 class Validation:
