@@ -27,7 +27,7 @@ def main(
         model,
         train=train,
         val=val,
-        controller="into",  # grow in any case; without it, only where esper.estimate advises it
+        controller="into",  # grow also where esper.estimate advises against it
         epochs=epochs,
         equal_compute=True,  # spend what growth saves on more epochs
         baseline=True,  # train the whole model plainly as well, for about the same training FLOPs

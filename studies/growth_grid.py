@@ -521,6 +521,7 @@ def table(paths: Sequence[Path]) -> str:
     for (family, budget), arms in tested.items():
         score = "test" if FAMILIES[family].text else "test_accuracy"
         grown = [arm for arm in arms if "→" in arm[0]]
+        muon = {arm: "Muon" in arm[0] for arm in arms}  # which are compared among themselves
         equal_steps = [arm for arm in grown if "equal steps" in arm[0]]
         # The networks with the most seeds; of equal ones, with the least validation loss.
         best = [
@@ -528,8 +529,9 @@ def table(paths: Sequence[Path]) -> str:
                 kind,
                 key=lambda arm: (-len(arms[arm]), np.mean([run["validation"] for run in arms[arm].values()])),
             )
-            for kind in ([arm for arm in grown if arm not in equal_steps], equal_steps)
-            if kind
+            for which in ([arm for arm in grown if arm not in equal_steps], equal_steps)
+            for optimizer in (False, True)
+            if (kind := [arm for arm in which if muon[arm] == optimizer])
         ]
         for (name, rate), by_seed in arms.items():
             scores = [run[score] for run in by_seed.values()]
@@ -537,7 +539,7 @@ def table(paths: Sequence[Path]) -> str:
             flops = np.mean([run["flops"] for run in by_seed.values()])
             line = f"{family:6} {gpt.peta(budget):>5}  {name:46} rate {rate:<7g} {np.mean(scores):.4f}"
             line += f"  n={len(scores)}  {gpt.peta(flops)} {seconds:.1f} s"
-            for one in (arm for arm in best if (name, rate) not in grown):
+            for one in (arm for arm in best if (name, rate) not in grown and muon[arm] == muon[name, rate]):
                 both = sorted(by_seed.keys() & arms[one].keys())
                 if len(both) > 1:
                     pair = ([arms[arm][seed][score] for seed in both] for arm in (one, (name, rate)))

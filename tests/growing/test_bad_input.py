@@ -59,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     "depends on no weight that is trained": {"step": lambda m, b: (loss_of(m, b).detach(), 0.5)},
     "the metric has the shape": {"metric": lambda outputs, targets: outputs},
     "train yields nothing": {"train": []},
+    "train has no samples": {"train": (torch.zeros(0, 5), torch.zeros(0, dtype=torch.long))},
     "train is None; give": {"train": None, "val": None},
     "val is missing and train cannot be divided": {"val": None},
     r"does not take the batches of train": {"train": [(X[:, :4], Y)]},

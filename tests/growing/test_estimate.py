@@ -96,6 +96,8 @@ def test_language_models_of_other_sizes_are_trained_plainly(width: int, limit: s
 def test_flops_are_counted_where_an_example_is_given() -> None:
     model = make(8)
     forward = esper.estimate(model, samples=10, epochs=3, example=(torch.zeros(1, 4),)).flops / 90
+    bare = esper.estimate(model, samples=10, epochs=3, example=torch.zeros(1, 4))
+    assert bare.flops == 90 * forward
     assert forward == 2 * sum(p.numel() for p in model.parameters() if p.ndim == 2)
     assert esper.estimate(make(3), samples=10).advice == "do not grow"
     assert "3 blocks" in esper.estimate(make(3), samples=10).reason

@@ -321,10 +321,22 @@ def test_tied_blocks_may_be_compiled_and_averaged() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # growth and untying make one each
 
 
-def test_a_state_of_another_model_is_refused_and_one_without_a_count_of_blocks_is_not() -> None:
-    grower, other = (begin_tied(blocks, tied=None)[2] for blocks in (4, 8))
-    older = {name: value for name, value in grower.state_dict().items() if name != "blocks"}
-    for state in ({}, other.state_dict(), {**older, "forms": []}):
+@pytest.mark.parametrize(
+    "options",
+    [{"blocks": 4}, {"start": 0.25}, {"order": "stacked"}, {"grow_at": (0.2, 0.5)}, {"tied": 0.7}],
+    ids=str,
+)
+def test_a_state_of_another_model_or_schedule_is_refused(options: dict[str, Any]) -> None:
+    """Else untrained blocks would run, or trained ones be overwritten."""
+    grower, other = (begin_tied(**{"blocks": 8, "tied": None, **given})[2] for given in ({}, options))
+    with pytest.raises(UserError, match="another model or schedule"):
+        grower.load_state_dict(other.state_dict())
+
+
+def test_a_state_without_its_keys_is_refused_but_for_those_that_older_ones_lack() -> None:
+    grower = begin_tied(tied=None)[2]
+    older = {name: value for name, value in grower.state_dict().items() if name != "stages"}
+    for state in ({}, {**older, "forms": []}):
         with pytest.raises(UserError, match="another model or schedule"):
             grower.load_state_dict(state)
     grower.load_state_dict(older)

@@ -292,7 +292,7 @@ class Growth:
         if bool(self.episode.record().panicked.all()):
             raise UserError(
                 f"training broke in each of its {self.epochs_done} epochs: the loss was not finite, or "
-                "exploded; look for such values in the batches of train and in the loss, or lower lr"
+                "exploded; look for such values in the batches of train and val and in the loss, or lower lr"
             )
         # After Ctrl-C blocks may still be skipped, and the user's model has all of them.
         grew = self.bodies.whole and self.bodies.progressive is not None

@@ -64,6 +64,9 @@ def make_loaders(
         TensorDataset(*_read_pair(name, data, dtype)) if is_pair(data) else data
         for name, data in (("train", train), ("val", val))
     )
+    for name, data in (("train", train), ("val", val)):
+        if isinstance(data, Dataset) and length_of(data) == 0:
+            raise UserError(f"{name} has no samples; give at least one")
     if val is None:
         if not isinstance(train, Dataset) or not isinstance(train, Sized) or len(train) < 2:
             raise UserError("val is missing and train cannot be divided; give a loader for validation as val")

@@ -194,6 +194,7 @@ def estimate(
     forward = math.nan if any(p.ndim > 2 for p in model.parameters()) else 2.0 * count_parameters(model)
     if example is not None:
         values = example.values() if isinstance(example, Mapping) else example
+        values = (example,) if isinstance(example, Tensor) else values
         shapes = [value.numel() for value in values if isinstance(value, Tensor)]
         forward = count_flops(model, example) / (1 if tokens is None or not shapes else shapes[0])
     law = SAMPLES if tokens is None else TOKENS

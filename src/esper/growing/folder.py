@@ -166,7 +166,7 @@ class GrowFolder:
         else:
             load = "# there is no network.pt2: what the model is called with is known to your step alone"
         tensors = 'tensors = safetensors.torch.load_file("network.safetensors")   # its state_dict'
-        python = f"```python\nimport torch\n{load}\n{tensors}\n```"
+        python = f"```python\nimport safetensors.torch, torch\n{load}\n{tensors}\n```"
         page = f"# A {grown.name} network\n\n{grown.report()}\n\n{python}\n\n```\n{grown.model}\n```\n"
         save_network(self.folder.path, grown.model, _saved_network(grown, self.growth), page)
         report.write_report(self.folder)

@@ -373,22 +373,25 @@ class Progressive:
             "stage": self.stage,
             "tied": self.tied,
             "grown_at": self.grown_at,
-            "blocks": [len(each.blocks) for each in self.lists],
+            "stages": [[list(stage) for stage in each] for each in self._stages],
             "forms": [list(each.skip.form) for each in self.lists],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; weights are not copied, they come with the model's own state."""
         own = self.state_dict()
-        state = {"blocks": own["blocks"], **state}  # those saved before 0.2.5 have no count
-        same = own.keys() <= state.keys() and state["blocks"] == own["blocks"]
+        state = {"stages": own["stages"], **state}  # those saved before 0.2.5 have none
+        same = own.keys() <= state.keys() and state["stages"] == own["stages"]
         same = same and len(state["forms"]) == len(self.lists)
         same = same and (state["tied"] is None) == (self.tied is None)
         if not same or not 0 <= state["stage"] <= len(self.grow_steps):
-            raise UserError("the saved progress is of another model or schedule; give the same ones")
+            raise UserError(
+                "the saved progress is of another model or schedule; give the same model, start, order, tied "
+                "and number of times in grow_at"
+            )
         if self._shared and state["stage"] != self.stage:
             raise UserError("blocks of this model are tied now; load the saved states into a new one")
-        if state["total_steps"] != self.total_steps:
+        if state["total_steps"] != self.total_steps and state["stage"] < len(self.grow_steps):
             warnings.warn(
                 f"this run has {self.total_steps} steps, the saved one had {state['total_steps']}; growth is "
                 f"after steps {self.grow_steps} now",
@@ -536,6 +539,7 @@ def _call(model: nn.Module, example: Any) -> Any:
     with in_eval_mode(model):
         if callable(example):
             return example(model)
+        example = (example,) if isinstance(example, Tensor) else example
         return model(**example) if isinstance(example, Mapping) else model(*example)
 
 
