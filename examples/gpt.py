@@ -45,7 +45,7 @@ def make() -> nn.Module:
 
 
 def make_large() -> nn.Module:
-    """Make one of 6 million parameters: `esper estimate examples/gpt.py:make_large --tokens 9e7`."""
+    """Make one of 6 million parameters: `esper estimate examples/gpt.py:make_large --tokens 1.3e8`."""
     return GPT(width=256, heads=4)
 
 
