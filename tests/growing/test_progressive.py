@@ -333,13 +333,44 @@ def test_a_state_of_another_model_or_schedule_is_refused(options: dict[str, Any]
         grower.load_state_dict(other.state_dict())
 
 
-def test_a_state_without_its_keys_is_refused_but_for_those_that_older_ones_lack() -> None:
+def test_what_is_no_state_is_refused_but_for_older_ones_that_lack_a_key() -> None:
     grower = begin_tied(tied=None)[2]
     older = {name: value for name, value in grower.state_dict().items() if name != "stages"}
-    for state in ({}, {**older, "forms": []}):
-        with pytest.raises(UserError, match="another model or schedule"):
+    odd: tuple[Any, ...] = (None, 3, [], {}, {**older, "forms": [3]}, {**older, "stage": "x"})
+    for state in (*odd, {**older, "steps_done": None}, grower.model.state_dict()):
+        with pytest.raises(UserError, match=r"is not what state_dict\(\) of a Progressive returns"):
             grower.load_state_dict(state)
+    with pytest.raises(UserError, match="another model or schedule"):
+        grower.load_state_dict({**older, "forms": []})
     grower.load_state_dict(older)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [TABLE[:, :3], (TABLE, TABLE), {"y": TABLE}, 3, "x", lambda model: 1 / 0],
+    ids=["shape", "count", "name", "number", "text", "function"],
+)
+def test_an_example_that_the_model_does_not_run_on_is_named(example: Any) -> None:
+    model = nn.Sequential(*[Residual() for _ in range(4)])
+    with pytest.raises(UserError, match=r"^Sequential does not run on example= \(.+\); give what it is"):
+        Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10, example=example)
+    with pytest.raises(UserError, match=r"^Sequential does not run on example= \(.+\); give what it is"):
+        esper.estimate(model, tokens=1e6, example=example)
+
+
+def test_lazy_layers_and_one_block_in_several_places_are_named() -> None:
+    lazy = nn.Sequential(*[nn.Sequential(nn.LazyLinear(4), nn.ReLU()) for _ in range(8)])
+    for call in (lambda: esper.estimate(lazy, tokens=1e6), lambda: find_blocks(lazy)):
+        with pytest.raises(
+            UserError, match=r"^0\.0\.weight of Sequential has no shape yet; run the model on"
+        ):
+            call()
+    same = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.ReLU())] * 8)
+    assert (
+        "0 blocks of one shape in a row with weights of their own" in esper.estimate(same, tokens=1e6).reason
+    )
+    with pytest.raises(UserError, match=r"0 blocks of one class .* with weights of their own"):
+        Progressive(same, torch.optim.SGD(same.parameters(), lr=0.1), 10, example=(torch.ones(1, 4),))
 
 
 def test_a_state_of_another_time_is_not_loaded_into_tied_blocks() -> None:
@@ -1090,7 +1121,7 @@ def test_blocks_with_frozen_parameters_keep_their_weights() -> None:
         model[1][k].layer.bias.requires_grad_(False)  # type: ignore[index]
     plain = esper.grow(model, DATA, **STEPS)
     assert any("has 0 blocks" in remark and "not frozen" in remark for remark in plain.remarks)
-    with pytest.raises(UserError, match=r"has 0 blocks .* that can be skipped and are not frozen"):
+    with pytest.raises(UserError, match=r"has 0 blocks .* that can be skipped, .* not frozen"):
         Progressive(model, torch.optim.SGD(model.parameters()), 100, example=(torch.zeros(1, 4),))
 
 

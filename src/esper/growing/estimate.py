@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from esper.growing.progressive import FEWEST_BLOCKS, count_flops, drop_nested, find_blocks
 from esper.simic.costs import TRAINING_PASSES
@@ -103,7 +104,10 @@ class Estimate:
         """Why, in one sentence."""
         law = self.law
         if self.blocks < FEWEST_BLOCKS:
-            return f"{self.name} has {self.blocks} blocks of one shape in a row, fewer than {FEWEST_BLOCKS}"
+            return (
+                f"{self.name} has {self.blocks} blocks of one shape in a row with weights of their own that "
+                f"are not frozen, fewer than {FEWEST_BLOCKS}"
+            )
         seen = f"training sees {self.per_parameter:.2g} {law.targets} for each parameter of {self.name}"
         least, most = law.useful_sizes
         if self.advice == "do not grow" and self.epochs > law.epochs:
@@ -174,8 +178,8 @@ def estimate(
 
     tokens: that a language model sees in training, over all `epochs`; or
     samples: of training data with one label each, seen `epochs` times
-    example: the arguments of the model for one sample, a tuple or a dict, to count FLOPs; without it they
-        are 6 for each parameter and token, or sample, and not known of convolutions
+    example: the arguments of the model for one sample, a tensor, a tuple or a dict, to count FLOPs; without
+        it they are 6 for each parameter and token, or sample, and not known of convolutions
 
     Raises a UserError for what is no module, and unless one of tokens and samples is a number above 0.
     """
@@ -191,11 +195,11 @@ def estimate(
         if value is not None and not (hasattr(value, "__float__") and 0 < float(value) < math.inf):
             raise UserError(f"{name} is {value!r}; give a number above 0")
     targets = samples * epochs if samples is not None else tokens or 0.0
+    find_blocks(model)  # refuses lazy layers, which cannot be counted
     forward = math.nan if any(p.ndim > 2 for p in model.parameters()) else 2.0 * count_parameters(model)
     if example is not None:
-        values = example.values() if isinstance(example, Mapping) else example
-        values = (example,) if isinstance(example, Tensor) else values
-        shapes = [value.numel() for value in values if isinstance(value, Tensor)]
+        leaves = tree_leaves(dict(example) if isinstance(example, Mapping) else example)
+        shapes = [leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)]
         forward = count_flops(model, example) / (1 if tokens is None or not shapes else shapes[0])
     law = SAMPLES if tokens is None else TOKENS
     return estimate_targets(model, targets, TRAINING_PASSES * forward * targets, law, epochs)

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -101,8 +102,11 @@ def find_blocks(model: nn.Module) -> list[BlockList]:
 
     Blocks are alike if their class and the names and shapes of their parameters and buffers are the same. A
     module without children, such as a Linear layer, is not a block. Blocks with frozen parameters are left
-    alone: a copy would overwrite what they keep.
+    alone: a copy would overwrite what they keep. Raises a UserError for lazy layers that have not run yet.
     """
+    lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
+    if lazy is not None:
+        raise UserError(f"{lazy} of {type(model).__name__} has no shape yet; run the model on a batch first")
     found: list[BlockList] = []
     for path, container in model.named_modules():
         if not isinstance(container, nn.ModuleList | nn.Sequential):
@@ -208,10 +212,10 @@ class Progressive:
         found = find_blocks(model)
         self.lists = drop_nested(found if example is None else _keep_skippable(model, found, example))
         if self.blocks < FEWEST_BLOCKS:
-            frozen = "" if all(p.requires_grad for p in model.parameters()) else " and are not frozen"
             raise UserError(
                 f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row that can "
-                f"be skipped{frozen}, and growing needs {FEWEST_BLOCKS} or more; train it plainly"
+                "be skipped, with weights of their own that are not frozen, and growing needs "
+                f"{FEWEST_BLOCKS} or more; train it plainly"
             )
         self._check_parameters()
         # Each growth multiplies the active share by one factor: start · factor^hops = 1, so that the share
@@ -239,11 +243,11 @@ class Progressive:
             self.set_stage(stage)
             try:
                 self.flops.append(count_flops(self.model, example))
-            except Exception as error:
+            except UserError as error:
                 self.set_stage(len(self.grow_steps))
                 raise UserError(
                     f"{type(self.model).__name__} does not run while blocks of it are skipped "
-                    f"({with_place(error)}); train it plainly"
+                    f"({with_place(error.__cause__ or error)}); train it plainly"
                 ) from error
 
     @property
@@ -380,10 +384,12 @@ class Progressive:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; weights are not copied, they come with the model's own state."""
         own = self.state_dict()
-        state = {"stages": own["stages"], **state}  # those saved before 0.2.5 have none
-        same = own.keys() <= state.keys() and state["stages"] == own["stages"]
-        same = same and len(state["forms"]) == len(self.lists)
-        same = same and (state["tied"] is None) == (self.tied is None)
+        state = {"stages": own["stages"], **state} if isinstance(state, Mapping) else {}  # none before 0.2.5
+        known = all(name == "tied" or type(state.get(name)) is type(own[name]) for name in own)
+        if not known or not all(isinstance(form, list) for form in state["forms"]):
+            raise UserError("the saved progress is not what state_dict() of a Progressive returns; give that")
+        same = state["stages"] == own["stages"] and len(state["forms"]) == len(self.lists)
+        same = same and (state.get("tied") is None) == (self.tied is None)
         if not same or not 0 <= state["stage"] <= len(self.grow_steps):
             raise UserError(
                 "the saved progress is of another model or schedule; give the same model, start, order, tied "
@@ -397,11 +403,11 @@ class Progressive:
                 f"after steps {self.grow_steps} now",
                 stacklevel=2,
             )
-        self.steps_done = int(state["steps_done"])
+        self.steps_done = state["steps_done"]
         for each, form in zip(self.lists, state["forms"], strict=True):
             each.skip.form = tuple(form)
-        self.set_stage(int(state["stage"]))
-        self.grown_at = int(state["grown_at"])
+        self.set_stage(state["stage"])
+        self.grown_at = state["grown_at"]
         self._hook_rates()
 
     def _check_parameters(self) -> None:
@@ -535,12 +541,22 @@ def count_flops(model: nn.Module, example: Any) -> int:
 
 @torch.no_grad()
 def _call(model: nn.Module, example: Any) -> Any:
-    """Run a model once in eval mode: no running statistics change and no random numbers are drawn."""
-    with in_eval_mode(model):
-        if callable(example):
-            return example(model)
-        example = (example,) if isinstance(example, Tensor) else example
-        return model(**example) if isinstance(example, Mapping) else model(*example)
+    """Run a model once in eval mode: no running statistics change and no random numbers are drawn.
+
+    Raises a UserError where it does not run.
+    """
+    try:
+        with in_eval_mode(model):
+            if callable(example):
+                return example(model)
+            if isinstance(example, Mapping):
+                return model(**example)
+            return model(*example) if isinstance(example, tuple | list) else model(example)
+    except Exception as error:
+        raise UserError(
+            f"{type(model).__name__} does not run on example= ({with_place(error)}); give what it is called "
+            "with: a tensor, a tuple of arguments, a dict of keyword arguments, or a function of the model"
+        ) from error
 
 
 def _keep_skippable(model: nn.Module, lists: list[BlockList], example: Any) -> list[BlockList]:
