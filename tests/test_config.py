@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.config import RunConfig, load_config, preset_names, saved_config
+from esper.config import RunConfig, load_config, preset_names
 from esper.lifecycle.config import GateConfig
 from esper.utils.errors import UserError
 from esper.utils.settings import build, dump, keys_of, parse_yaml
@@ -94,21 +94,3 @@ def test_deep_nesting_and_alias_bombs_are_refused() -> None:
     for text in ("[" * 600, "[" * 150 + "]" * 150, "a: " + "{b: " * 1000, "l0: &l0 lol\n" + laughs):
         with pytest.raises(UserError):
             build(RunConfig, {"members": parse_yaml(text, "bomb")})
-
-
-def test_a_run_that_was_saved_with_settings_that_are_gone_still_opens() -> None:
-    saved = RunConfig().model_dump(mode="json")
-    saved["ppo"] |= {"kl_stop": 1.5, "virtual_shards": 1, "head_average": "steps", "normalise_values": True}
-    saved["governor"] |= {"window": 20, "snapshot_every": 1}
-    saved["reward"]["mode"] = "shaped"
-    saved["patience"] = 60.0
-    saved["telemetry"] |= {"events": False, "checkpoints_kept": 9}
-    saved["learner"] |= {"credit": "read", "memory": True, "shadow_gain": True}
-    saved["population"] |= {"measure_pairs": False, "rewarm": 0, "copy_noise": 0.0, "widen_copies": 0.0}
-    saved["episode"] |= {"plateau_points": 0.5, "stable_share": 0.03, "stable_epochs": 3}
-    assert saved_config(saved) == RunConfig()
-    with pytest.raises(UserError, match=r"ppo\.kl_stop is not a setting"):  # but nobody may set them now
-        load_config(overrides=["ppo.kl_stop=1.5"])
-    saved["learner"]["credit"] = "all"
-    with pytest.raises(UserError, match=r"learner\.credit is 'all'; that setting is gone, and only 'read'"):
-        saved_config(saved)

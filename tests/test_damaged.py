@@ -94,7 +94,7 @@ def last(run: Path) -> Path:
             ["grow", "--controller", "heuristc:1"],
             "takes no arguments; allowed are tamiyo, tamiyo:greedy, rates",
         ),
-        (["grow", "--controller", "into"], "controller is 'into'; allowed are tamiyo, tamiyo:greedy, rates"),
+        (["grow", "--controller", "into"], "controller is 'into'; that is for a model of your own"),
         (
             ["grow", "--controller", "builtins:dict"],
             "controller is a dict without begin and decide; allowed are tamiyo",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -124,7 +124,7 @@ class RunConfig(Config):
     policy: TamiyoNetConfig = Field(default=TamiyoNetConfig(), description="the size of the policy network")
     ppo: PPOConfig = Field(default=PPOConfig(), description="how PPO trains the policy")
     learner: LearnerConfig = Field(
-        default=LearnerConfig(), description="how a controller is initialized, and what it sees and remembers"
+        default=LearnerConfig(), description="how a controller begins, and what it imitates first"
     )
     telemetry: TelemetryConfig = Field(default=TelemetryConfig(), description="what a run writes")
 
@@ -133,81 +133,6 @@ def preset_names() -> list[str]:
     """List the configurations that ship with esper."""
     folder = resources.files("esper") / "presets"
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
-
-
-_ANY = object()
-# Settings of earlier versions, with the value that is now the only behaviour. A run that was saved with it
-# still opens.
-RETIRED: dict[str, Any] = {
-    "episode": {"plateau_points": _ANY, "stable_share": _ANY, "stable_epochs": _ANY, "measure_every": 1},
-    "governor": {
-        "window": 20,
-        "window_min": 10,
-        "spike_loss": 12.0,
-        "spike_deviations": 6.0,
-        "spike_ratio": 3.0,
-        "spike_epochs": 3,
-        "learned_share": 0.6,
-        "collapse_band": 0.065,
-        "snapshot_every": 1,
-    },
-    "patience": _ANY,
-    "lifecycle": {
-        "resetting_ticks": 1,
-        "gates": {
-            "mode": "permissive",
-            "min_shadow_gain": _ANY,
-            "min_gradient_ratio": _ANY,
-            "blending_epochs": _ANY,
-            "min_contribution": _ANY,
-        },
-    },
-    "ppo": {
-        "kl_stop": _ANY,
-        "adam_epsilon": 1e-5,
-        "head_average": "steps",
-        "normalize_values": True,
-        "normalise_values": True,
-        "virtual_shards": 1,
-        "value_clip": None,
-        "normalize_observations": False,
-        "normalise_observations": False,
-    },
-    "learner": {"credit": "read", "memory": True, "shadow_gain": True},
-    "population": {
-        "compile": False,
-        "measure_pairs": False,
-        "graph_memory": 0.5,
-        "graphs": True,
-        "convolution": "auto",
-        "new_part_warmup": 0,
-        "rewarm": 0,
-        "copy_noise": 0.0,
-        "widen_copies": 0.0,
-    },
-    "policy": {"floor": 0.0, "bf16": False},
-    "reward": {"accuracy_weight": 1.0, "mode": "shaped"},
-    "telemetry": {"film_members": _ANY, "events": _ANY, "checkpoints_kept": _ANY},
-}
-
-
-def saved_config(data: Mapping[str, Any]) -> RunConfig:
-    """Check the settings of a run folder or a checkpoint; raise UserError where they do not fit."""
-    return build(RunConfig, _without_retired(data, RETIRED))
-
-
-def _without_retired(values: Mapping[str, Any], retired: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return settings without those of earlier versions; raise UserError where one had another value."""
-    kept = dict(values)
-    for key in retired.keys() & values.keys():
-        here, only = values[key], retired[key]
-        if isinstance(here, dict) and isinstance(only, dict):
-            kept[key] = _without_retired(here, only, f"{path}{key}.")
-            continue
-        if only not in (_ANY, here):
-            raise UserError(f"{path}{key} is {here!r}; that setting is gone, and only {only!r} is left of it")
-        del kept[key]
-    return kept
 
 
 def read_preset(name: str) -> dict[str, Any]:

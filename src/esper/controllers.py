@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from esper.builders import LEARNER, agent_schema, call_function, make_agent
-from esper.config import HostConfig, RunConfig, saved_config
+from esper.config import HostConfig, RunConfig
 from esper.population.hosts import HOST_PRESETS
 from esper.runs.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from esper.runs.run_folder import RunFolder
@@ -111,6 +111,8 @@ def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Co
     """
     if name_or_path.startswith(FIXED):
         raise UserError(f"controller is {name_or_path!r}; that is an arm of 'esper compare' alone")
+    if name_or_path == INTO:
+        raise UserError(f"controller is {INTO!r}; that is for a model of your own: esper.grow in Python")
     name, _, text = name_or_path.partition(":")
     if name not in SCRIPTED:
         plain = name_or_path.removesuffix(GREEDY)
@@ -188,7 +190,7 @@ def checkpoint_config(checkpoint: Checkpoint, path: Path, only: Sequence[str] = 
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} holds no settings of a run; give a checkpoint of 'esper train'")
     try:
-        return saved_config({key: config[key] for key in only or config if key in config})
+        return build(RunConfig, {key: config[key] for key in only or config if key in config})
     except UserError as error:
         raise CheckpointError(f"{path} was written by another version of esper: {error}") from None
 
@@ -255,7 +257,7 @@ def check_schedule(controller: Controller, config: RunConfig) -> None:
     A slot takes `population.folds` seeds that become part of the host, and one more that stays in it.
     """
     most = config.population.folds + 1
-    times = max((event.times for event in getattr(controller, "events", ())), default=0)
+    times = max((line.times for line in getattr(controller, "events", ())), default=0)
     if isinstance(controller, Schedule) and times > most:
         raise UserError(
             f"the schedule asks for {times:,} seeds in a slot, and one takes at most {most} while "

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.builders import LEARNER, agent_schema, make_trainer
-from esper.config import RunConfig, saved_config
+from esper.config import RunConfig
 from esper.controllers import checkpoint_config, conditions_of
 from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
 from esper.runs.run_folder import TRAINING_KINDS, Kind, RunFolder
@@ -27,7 +27,7 @@ from esper.utils.devices import cpu_threads, own_device
 from esper.utils.errors import UserError
 from esper.utils.gather import Gather, all_or_none, any_process, broadcast
 from esper.utils.launch import StopRequest
-from esper.utils.settings import dump
+from esper.utils.settings import build, dump
 
 # Settings of a run that has begun; the others decide its bits.
 MAY_CHANGE = ("rounds", "device", "telemetry")
@@ -222,7 +222,7 @@ def _broadcast_config(config: RunConfig, gather: Gather) -> RunConfig:
     """Return the settings of the first process in all of them."""
     if gather.size == 1:
         return config
-    return saved_config(broadcast(gather, config.model_dump(mode="json")))
+    return build(RunConfig, broadcast(gather, config.model_dump(mode="json")))
 
 
 def _unchangeable(config: RunConfig) -> dict[str, Any]:
@@ -235,6 +235,6 @@ def read_config(folder: RunFolder) -> RunConfig:
     if not settings:
         raise UserError(f"{where} is damaged: it holds no settings")
     try:
-        return saved_config(settings)
+        return build(RunConfig, settings)
     except UserError as error:
         raise UserError(f"{where} was written by another version of esper, or is damaged: {error}") from None

@@ -19,7 +19,7 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.scripted import Static
 from esper.utils.errors import UserError
-from esper.utils.settings import Config, describe_problem, with_new_spellings
+from esper.utils.settings import Config, describe_problem
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 Function = Callable[..., Any] | None
@@ -78,7 +78,6 @@ def check_settings(given: Mapping[str, Any]) -> GrowSettings:
 
     Raises a UserError for a key that has no effect in `esper.grow`, and for a value that does not fit it.
     """
-    given = with_new_spellings(given)
     for key in (key for key in given if key not in SETTINGS):
         known = key in PopulationConfig.model_fields
         problem = f"{key} has no effect in esper.grow" if known else f"there is no setting {key!r}"

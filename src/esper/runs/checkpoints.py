@@ -96,11 +96,7 @@ def load_checkpoint(
         tensors = load_safetensors(bytes(data))
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
-    placed = {
-        # Files of earlier versions have British spellings.
-        name.replace("optimiser", "optimizer").replace("normaliser", "normalizer"): tensor.to(device)
-        for name, tensor in tensors.items()
-    }
+    placed = {name: tensor.to(device) for name, tensor in tensors.items()}
     return Checkpoint(placed, json.loads(header["record"]))
 
 

@@ -116,21 +116,8 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-# Settings by their earlier names, which are read for one more release.
-OLD_SPELLINGS = {"optimiser": "optimizer", "make_optimiser": "make_optimizer"}
-
-
-def with_new_spellings(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `data` with every key, at any depth, in its new spelling."""
-    return {
-        OLD_SPELLINGS.get(key, key): with_new_spellings(value) if isinstance(value, dict) else value
-        for key, value in data.items()
-    }
-
-
 def build(kind: type[AnyConfig], data: Mapping[str, Any]) -> AnyConfig:
     """Check `data` against a config class, strictly: '5' is no number and true is no 1."""
-    data = with_new_spellings(data)
     # By way of JSON, because strict mode would else refuse a list for a tuple, which is all that YAML has.
     try:
         return kind.model_validate_json(json.dumps(data), strict=True)
