@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,16 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
             RunFolder.open(tmp_path / "run")
     assert not RunFolder.read(tmp_path / "run").in_use
     RunFolder.open(tmp_path / "run").close()
+
+
+def test_a_page_that_asks_who_writes_keeps_nobody_from_writing(tmp_path: Path) -> None:
+    make(tmp_path / "run").close()
+    asked = RunFolder.read(tmp_path / "run")
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(lambda: [RunFolder.open(tmp_path / "run").close() for _ in range(50)])
+        while not done.done():
+            assert asked.in_use in (True, False)
+        assert len(done.result()) == 50
 
 
 @pytest.mark.parametrize(

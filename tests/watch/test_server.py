@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -19,6 +22,7 @@ from esper import cli
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import RoundSummary
 from esper.utils.errors import UserError
+from esper.watch.report import render_report
 from esper.watch.server import ADDRESS, Library, open_socket, serve
 from tests.runs.made_up import comparison, made_up_trajectories, trained
 from tests.waiting import read_line
@@ -199,6 +203,15 @@ def test_a_host_that_is_not_this_machine_is_refused(host: str) -> None:
         open_socket(0, host)
 
 
+def test_a_port_of_the_system_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(UserError, match="port 80 is for the system alone; give one above 1023"):
+        open_socket(80)
+
+
 OTHER_HOSTS = ("evil.example", "evil.example:8642", "127.0.0.1.evil.example", "")
 
 
@@ -265,6 +278,14 @@ def test_a_stream_says_when_files_and_runs_appear(served: Served, folder: RunFol
         with RunFolder.create(folder.path.parent / "second", config="seed: 1\n", seed=1):
             told = next(event for event in events if event["event"] == "runs")
         assert [run["name"] for run in told["data"]] == ["demo", "second"]
+
+
+@pytest.mark.parametrize("odd", ['{"a": 1}', '{"round": "x", "rounds": 3}', '{"round": 1}'])
+def test_a_last_line_without_its_round_stops_nothing(served: Served, folder: RunFolder, odd: str) -> None:
+    with open(folder.metrics_file.path, "a") as file:
+        file.write(f"{odd}\n")
+    assert served.json("/api/runs")[0]["state"] == "running"
+    assert "<html" in render_report(folder.path)
 
 
 def test_damaged_files_are_told_and_stop_nothing(served: Served, folder: RunFolder) -> None:

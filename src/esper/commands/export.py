@@ -72,7 +72,6 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
     try:
         converted = torch.onnx.export(program, dynamo=True, verbose=False)
         assert converted is not None
-        converted.save(str(path))
         found = converted(*inputs, **named)
     except Exception as error:  # whatever the converter raises for a user's model
         raise UserError(f"the network could not be converted to ONNX: {one_line(error)}") from error
@@ -81,8 +80,8 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
     try:
         torch.testing.assert_close(list(found), wanted, rtol=1e-3, atol=1e-4)
     except AssertionError as error:
-        path.unlink()
         raise UserError(f"the ONNX network computes otherwise than the original: {one_line(error)}") from None
+    converted.save(str(path))
 
 
 def model_card(folder: RunFolder, program: ExportedProgram, formats: list[str]) -> str:

@@ -280,7 +280,7 @@ class RunFolder:
         """
         with disk_errors("write", self.path / ".lock"):
             try:
-                self._lock.acquire(timeout=0)
+                self._lock.acquire(timeout=1)  # `in_use` of another process holds it for a moment
             except Timeout:
                 raise UserError(f"another process writes to {self.path}; wait for it, or stop it") from None
             except NotImplementedError:  # filelock: the file system has no flock, as some network disks

@@ -29,13 +29,15 @@ def signature(run: Path) -> str:
             marks.append(f"{stat.st_mtime_ns}.{stat.st_size}")
         except OSError:
             marks.append("")
-    return "/".join(marks)
+    return "/".join([*marks, state(run)])
 
 
 def last_round(run: Path) -> dict[str, Any] | None:
-    """Return the last line of metrics.jsonl that can be read, None without one."""
+    """Return the last line of metrics.jsonl; None where it cannot be read or does not number its round."""
     with suppress(UserError):
-        return last_line(file_in(run, "metrics.jsonl"))
+        line = last_line(file_in(run, "metrics.jsonl")) or {}
+        if all(isinstance(line.get(name), int) for name in ("round", "rounds")):
+            return line
     return None
 
 

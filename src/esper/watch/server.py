@@ -284,6 +284,8 @@ def open_socket(port: int | None, host: str = ADDRESS) -> socket.socket:
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 raise UserError(f"{host} is no address of this machine; give one, or 0.0.0.0") from None
+            if error.errno == errno.EACCES:
+                raise UserError(f"port {number} is for the system alone; give one above 1023") from None
     raise UserError(f"port {port} is in use; give another with --port, or none for any that is free")
 
 
