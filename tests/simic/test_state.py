@@ -52,7 +52,7 @@ def measured(
         return torch.tensor([[value]])
 
     row = torch.zeros(1)
-    seeds = SeedGradients(one(health), one(health), one(1 - health), one(0 * health), one(health))
+    seeds = SeedGradients(one(health), one(health), one(1 - health), one(0 * health))
     return (
         TrainMetrics(loss=row, seeds=seeds),
         ValidationMetrics(row, row, one(contribution), one(shadow)),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growing.criterion import BatchResult, Criterion, Evaluation, MetricSum, UserStep, count_tokens
-from esper.growing.data import first_batch, no_more_batches, to_device
+from esper.growing.data import count_samples, first_batch, no_more_batches, to_device
 from esper.growing.estimate import SAMPLES, TOKENS, Estimate, estimate_targets
 from esper.growing.live_model import LiveModel
 from esper.growing.live_optimizer import LiveOptimizer
@@ -28,6 +28,7 @@ from esper.growing.settings import GrowSettings
 from esper.growing.slots import SlotNames, SlotSpec, find_slots, in_eval_mode
 from esper.growing.surgery.probe import GrowthProbe, first_samples
 from esper.lifecycle.actions import (
+    FIRST_GROWTH,
     GROWTH_BLUEPRINTS,
     NUM_BLUEPRINTS,
     STYLE_BLEND,
@@ -50,6 +51,7 @@ from esper.simic.costs import TRAINING_PASSES, ForwardCosts, Work
 from esper.simic.environment import Environment, RuleSpec
 from esper.utils.errors import UserError
 from esper.utils.rows import check_like
+from esper.utils.streams import SEED_MASK
 
 OPTIMIZER = "optimizer."  # before the names of optimizer state in a snapshot
 # Snapshots stay on the GPU where they take at most this share of the memory that training takes ...
@@ -59,7 +61,6 @@ BEST_EPOCH_SHARE = 1 / 3  # ... with the weights of the best epoch, a third of a
 CAUSAL_SEEDS = (Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION)
 _GATE = -1  # stands for a gate where a blueprint is asked for
 _GAMMA = 0.995  # of the potential; no controller learns from the reward here
-_SEED_BITS = 0x7FFFFFFF  # torch.manual_seed takes no negative number
 # In fewer steps the first blocks have hardly learned anything that is worth a copy.
 FEWEST_STEPS = 100
 
@@ -151,6 +152,7 @@ class LivePopulation:
     def _attach_slots(self, names: SlotNames | None, grows: bool) -> LiveModel:
         model, criterion, loaders = self.model, self.criterion, (self.train_loader, self.val_loader)
         train = first_batch("train", loaders[0])
+        self.batch_samples = count_samples(train)  # of the first batch of train
         val = to_device(first_batch("val", loaders[1]), self.model_device)
         with self._autocast():  # so that slots have the dtypes of training
             specs = find_slots(model, lambda: criterion.check(model, "val", val), names)
@@ -168,7 +170,7 @@ class LivePopulation:
         is not expected to pay. Raises a UserError where it is not, and where model or data do not allow it.
         """
         most = self.settings.training.get("batches_per_epoch") or self.batches
-        batches = min(self.batches, most)  # 0 for a loader without a length, which is refused below
+        batches = min(self.batches or most, most)  # 0 where no length is known, which is refused below
         each = math.ceil(batches / self.settings.accumulate)
         steps = epochs * each
         if steps < FEWEST_STEPS:
@@ -180,16 +182,16 @@ class LivePopulation:
             with self._autocast():
                 self.criterion(model, batch)
 
+        expected = self._estimate(epochs * batches)
+        if expected.grow_at is None and not asked:
+            hint = "; controller='into' grows all the same" if expected.blocks >= FEWEST_BLOCKS else ""
+            raise UserError(expected.reason + hint)
         optimizer = type(self.optimizer.inner).__name__
         if "Adam" not in optimizer and not asked:  # with Muon it gained nothing: docs/handbook.md
             raise UserError(
                 f"growth is ahead of plain training with AdamW, and was not found to be so with {optimizer}; "
                 "controller='into' grows all the same"
             )
-        expected = self._estimate(epochs * batches)
-        if expected.grow_at is None and not asked:
-            hint = "; controller='into' grows all the same" if expected.blocks >= FEWEST_BLOCKS else ""
-            raise UserError(expected.reason + hint)
         law, seen = expected.law, expected.per_parameter
         grow_at = law.grow_at(seen, equal_compute) if 0 < seen <= law.most else GROW_AT
         grower = Progressive(self.model, self.optimizer.inner, steps, grow_at=grow_at, example=run)
@@ -213,8 +215,8 @@ class LivePopulation:
         batch = to_device(first_batch("val", self.val_loader), self.model_device)
         with in_eval_mode(self.model), torch.no_grad(), self._autocast():
             result = self.criterion(self.model, batch)
-        samples = batches * (getattr(self.train_loader, "batch_size", None) or result.samples)
-        epochs = batches / self.batches
+        samples = batches * self.batch_samples
+        epochs = batches / (self.batches or batches)  # a stream without a length does not repeat
         flops = TRAINING_PASSES * self.host_flops * samples
         if tokens := count_tokens(batch, result.targets):
             return estimate_targets(self.model, samples * tokens / result.samples, flops, TOKENS, epochs)
@@ -233,7 +235,7 @@ class LivePopulation:
     def germinate(self, where: Tensor, blueprint: Tensor) -> None:
         for k in _true_slots(where):
             # Python hashes numbers alike in every process, unlike texts.
-            seed = hash((self.settings.seed, int(self.births), k)) & _SEED_BITS
+            seed = hash((self.settings.seed, int(self.births), k)) & SEED_MASK
             self.live.plant(k, int(blueprint[0, k]), self.model_device, seed)
         self.births = self.births + where.any(dim=1).cpu()
         self._snapshot = None
@@ -318,7 +320,6 @@ class LivePopulation:
         self.forget_measurements()
         isolated = _true_slots(states.stage == Stage.TRAINING)
         total = torch.zeros((), device=self.model_device)
-        host_norm = torch.zeros((), device=self.model_device)
         count = samples = 0
         shares = 0.0
         for batch in self._read_train():
@@ -334,16 +335,16 @@ class LivePopulation:
                 self._backward_isolated(k, batch)
             count, samples = count + 1, samples + result.samples
             if count % self.settings.accumulate == 0:
-                host_norm = self._step_optimizer()
+                self._step_optimizer()
         if not count and not self.interrupted:
             raise no_more_batches("train")
         if count % self.settings.accumulate:
-            host_norm = self._step_optimizer()  # with the gradients of the last, incomplete step
+            self._step_optimizer()  # with the gradients of the last, incomplete step
         self.batches, self.samples = max(count, 1), (samples, self.samples[1])
         self._trained_share = shares / max(samples, 1)
         return TrainMetrics(
             loss=(total / max(count, 1)).cpu().view(1),
-            seeds=self._seed_gradients(host_norm),
+            seeds=self._seed_gradients(),
         )
 
     def _read_train(self) -> Iterator[Any]:
@@ -388,18 +389,17 @@ class LivePopulation:
                 gradient = gradient / self.settings.accumulate
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
-    def _step_optimizer(self) -> Tensor:
-        """Step the optimizer, and grow into the model; return the norm of the gradient.  # → []"""
-        norm = self.optimizer.step()
+    def _step_optimizer(self) -> None:
+        """Step the optimizer, and grow into the model."""
+        self.optimizer.step()
         if self.progressive is not None and self.progressive.step():
             self._snapshot = None
-        return norm
 
-    def _seed_gradients(self, host_norm: Tensor) -> SeedGradients:
-        """Return norm, health and ratio of the latest gradients of each seed.  # each [1, S]"""
-        rows = [slot.gradient_stats(host_norm, self.host_parameters) for slot in self.slots]
-        norm, vanishing, exploding, ratio = torch.stack(rows).cpu().T.unsqueeze(1)  # each [1, S]
-        return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)
+    def _seed_gradients(self) -> SeedGradients:
+        """Return norm and health of the latest gradients of each seed.  # each [1, S]"""
+        rows = [slot.gradient_stats(self.model_device) for slot in self.slots]
+        norm, vanishing, exploding = torch.stack(rows).cpu().T.unsqueeze(1)  # each [1, S]
+        return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding)
 
     # ---- validation ------------------------------------------------------------------------------------
 
@@ -435,7 +435,7 @@ class LivePopulation:
             if slot.alpha > 0:
                 with slot.at_alpha(0.0):
                     contribution[:, 0, k] = 100.0 * (whole - self.evaluate(blocks).blocks)
-        return BlockScores(100.0 * whole.unsqueeze(1), contribution)
+        return BlockScores(100.0 * whole.unsqueeze(1), contribution, self.samples[1])
 
     def evaluate(self, blocks: int = 1, retry: bool = True) -> Evaluation:
         """Run one pass over the validation data, scored in as many parts as there are blocks (and data).
@@ -476,7 +476,7 @@ class LivePopulation:
     # ---- cost ------------------------------------------------------------------------------------------
 
     def parameter_counts(self, states: SlotStates) -> Tensor:
-        return torch.tensor([self.live.model_parameters() + self.live.parameters()])
+        return torch.tensor([self.live.count_model_parameters() + self.live.count_seed_parameters()])
 
     def seed_parameters(self) -> Tensor:
         table = torch.zeros(self.num_slots, NUM_BLUEPRINTS, dtype=torch.long)
@@ -507,7 +507,7 @@ class LivePopulation:
 
     def gated(self, states: SlotStates) -> Tensor:
         """Where a seed blends through a gate.  # [1, S, 1] bool"""
-        plain = (self.forms >= 0) & (self.forms < min(GROWTH_BLUEPRINTS))
+        plain = (self.forms >= 0) & (self.forms < FIRST_GROWTH)
         return has_gate(states.style).unsqueeze(2) & plain
 
     def _forward_costs(self) -> ForwardCosts:

@@ -95,20 +95,18 @@ class LiveSlot(nn.Module):
         finally:
             self.alpha = before
 
-    def gradient_stats(self, host_norm: Tensor, host_parameters: int) -> Tensor:
-        """Return norm, shares of vanishing and exploding tensors, and ratio to the host's norm, of the seed's
-        gradients.  # host_norm [] → [4], NaN where nothing was trained"""
+    def gradient_stats(self, device: torch.device) -> Tensor:
+        """Return the norm of the seed's gradients, and the shares of tensors where they vanish and explode.
+
+        → [3] on a device, NaN where nothing was trained
+        """
         grads = [p.grad for p in self.seed.parameters() if p.grad is not None] if self.seed else []
         if not grads:
-            return torch.full((4,), float("nan"), device=host_norm.device)
-        norms = torch.stack([g.norm() for g in grads]).to(host_norm)
-        size = sum(g.numel() for g in grads)
-        total = norms.square().sum().sqrt()
+            return torch.full((3,), float("nan"), device=device)
+        norms = torch.stack([g.norm() for g in grads]).to(device, torch.float32)
         vanishing = (norms < VANISHING_NORM).float().mean()
         exploding = (~(norms <= EXPLODING_NORM)).float().mean()
-        # By parameter: a norm grows with the square root of the number of parameters.
-        ratio = total / (host_norm + 1e-12) * (host_parameters / size) ** 0.5
-        return torch.stack([total, vanishing, exploding, ratio])
+        return torch.stack([norms.square().sum().sqrt(), vanishing, exploding])
 
 
 @dataclass
@@ -143,7 +141,7 @@ class LiveModel:
         self._restore_given = Undo([*model.modules(), *configs_of(model)])
         self.folds: list[Fold] = []
         self.frozen = not trainable_parameters(model)
-        self.host_parameters = max(1, self.model_parameters())  # of the model as it was given
+        self.host_parameters = max(1, self.count_model_parameters())  # of the model as it was given
         self.changed = True  # whether layers or lists of the model changed since the latest scan
         self._options: list[SlotOptions] = []
         self._flops = 0.0
@@ -170,7 +168,7 @@ class LiveModel:
         parameters: costs are compared with those of the model as it was given, which must not be 0.
         """
         self._scan()
-        return self._flops or 2.0 * max(1, self.model_parameters())
+        return self._flops or 2.0 * max(1, self.count_model_parameters())
 
     def _scan(self) -> None:
         """Find out what the model offers, if it has changed since the last time."""
@@ -283,12 +281,12 @@ class LiveModel:
 
     # ---- sizes -----------------------------------------------------------------------------------------
 
-    def model_parameters(self) -> int:
+    def count_model_parameters(self) -> int:
         """Count the trained parameters of the model; of one that is frozen as a whole, all."""
         own = self.model.parameters() if self.frozen else trainable_parameters(self.model)
         return sum(p.numel() for p in own)
 
-    def parameters(self) -> int:
+    def count_seed_parameters(self) -> int:
         """Count the parameters of all seeds, as they are when they have become part of the model."""
         total, widened = 0, list[WidenedLayer]()
         for slot in self.slots:
@@ -304,7 +302,7 @@ class LiveModel:
     def fold(self, k: int) -> Fold:
         """Make the seed of slot k part of the model, at its alpha; the slot is empty afterwards."""
         self.detach()
-        before, slot, seed = self.model_parameters(), self.slots[k], self.slots[k].seed
+        before, slot, seed = self.count_model_parameters(), self.slots[k], self.slots[k].seed
         fold = Fold(k, slot.blueprint, slot.blend, slot.folds_before, self._describe_seed(k))
         if isinstance(seed, RepeatedBlocks):
             self.modules[k] = insert_blocks(self.model, seed.span, list(seed.blocks))
@@ -319,7 +317,7 @@ class LiveModel:
             name = next(n for n, m in self.model.named_modules() if m is module)
             self.modules[k] = install_graft(self.model, name, slot.spec.in_tuple, plain)
             fold.moved = list(zip(graft.parameters(), plain.parameters(), strict=True))
-        fold.parameters = self.model_parameters() - before
+        fold.parameters = self.count_model_parameters() - before
         self.folds.append(fold)
         slot.clear()
         self.changed = True

@@ -75,14 +75,13 @@ class LiveOptimizer:
         for group in self.inner.param_groups:
             group["lr"] = factor * group["peak"]
 
-    def step(self) -> Tensor:
-        """Clip the gradients of the model and of each seed, and step; return the model's norm.  # → []"""
+    def step(self) -> None:
+        """Clip the gradients of the model and of each seed, and step."""
         # Each by itself: the gradients of a fresh seed may be large and would shrink those of the model.
         for parameters in self.seeds.values():
             nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
-        norm = nn.utils.clip_grad_norm_(self.host, self.config.clip_norm).detach().float()
+        nn.utils.clip_grad_norm_(self.host, self.config.clip_norm)
         self.inner.step()
-        return norm
 
     # ---- seeds -----------------------------------------------------------------------------------------
 

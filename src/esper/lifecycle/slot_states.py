@@ -134,7 +134,6 @@ class SlotEvidence(RowRecord):
     previous_health: Tensor  # the health before the latest one
     vanishing: Tensor  # share of the seed's tensors whose gradient vanishes
     exploding: Tensor  # share whose gradient explodes or is not finite
-    gradient_ratio: Tensor  # (|g_seed| / |g_host|) · sqrt(P_host / P_seed)
 
     @staticmethod
     def unmeasured(num_members: int, num_slots: int, device: torch.device | str = "cpu") -> SlotEvidence:

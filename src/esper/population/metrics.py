@@ -43,7 +43,6 @@ class SeedGradients:
     health: Tensor
     vanishing: Tensor  # share of the seed's tensors
     exploding: Tensor
-    ratio: Tensor  # (|g_seed| / |g_host|) · sqrt(P_host / P_seed)
 
 
 @dataclass(frozen=True)
@@ -99,44 +98,39 @@ def gradient_health(vanishing: Tensor, exploding: Tensor) -> Tensor:
     return (1.0 - VANISHING_WEIGHT * vanishing - EXPLODING_WEIGHT * exploding).clamp(0.0, 1.0)
 
 
-def measure_seeds(
-    network: RowNetwork, plan: Plan, gradients: Sequence[Tensor], host_norm: Tensor
-) -> SeedGradients:
+def measure_seeds(network: RowNetwork, plan: Plan, gradients: Sequence[Tensor]) -> SeedGradients:
     """Return the gradient statistics of every live seed.
 
-    gradients: of the live parts of each group, [live, P] each; host_norm [n] → each [n, S]
+    gradients: of the live parts of each group, [live, P] each → each [n, S]
     """
+    unmeasured = plan.seed_of_slot < 0
     if not any(group.live and group.position == 0 for group in plan.groups):
-        return SeedGradients(*torch.full((5, *plan.seed_of_slot.shape), math.nan, device=host_norm.device))
-    table = _statistics(network, plan, gradients, host_norm.index_select(0, plan.live_member))
-    norm, vanishing, exploding, ratio = table[:, plan.seed_of_slot.clamp(min=0)].masked_fill(
-        plan.seed_of_slot < 0, math.nan
-    )
-    return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)
+        shape = (len(fields(SeedGradients)), *unmeasured.shape)
+        return SeedGradients(*torch.full(shape, math.nan, device=unmeasured.device))
+    table = _statistics(network, plan, gradients)
+    norm, vanishing, exploding = table[:, plan.seed_of_slot.clamp(min=0)].masked_fill(unmeasured, math.nan)
+    return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding)
 
 
-def _statistics(network: RowNetwork, plan: Plan, gradients: Sequence[Tensor], host_norm: Tensor) -> Tensor:
-    """Return norm, vanishing, exploding and ratio of each live seed, and anything for other live parts.
+def _statistics(network: RowNetwork, plan: Plan, gradients: Sequence[Tensor]) -> Tensor:
+    """Return norm, vanishing and exploding of each live seed, and anything for other live parts.
 
-    gradients: [live, P] of each group, host_norm [L] → [4, L]
+    gradients: [live, P] of each group → [3, L]
     """
-    sums, facts = [], []
+    sums, counts = [], []
     for group, rows in zip(plan.groups, gradients, strict=True):
-        membership, numbers = network.membership(group.slot, group.form)
+        membership, tensors = network.membership(group.slot, group.form)
         if group.position == 0:
             # The norm of every tensor of a seed at once: squares times the one-hot membership.
             rows = rows.to(membership.dtype).square().nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
             sums.append(rows @ membership[: rows.shape[1]])
         else:
             sums.append(rows.new_zeros(group.live, membership.shape[1]))
-        facts.append(numbers.expand(group.live, -1))
+        counts.append(tensors.expand(group.live))
     padding = plan.live.shape[0] - sum(group.live for group in plan.groups)
     norms = F.pad(torch.cat(sums).sqrt(), (0, 0, 0, padding))  # [L, most tensors], 0 where a seed has fewer
-    tensors, parameters = F.pad(torch.cat(facts), (0, 0, 0, padding), value=1.0).unbind(1)
+    tensors = F.pad(torch.cat(counts), (0, padding), value=1.0)
     # Columns that a seed does not have are 0 and would count as vanishing: they are subtracted.
     vanishing = ((norms < VANISHING_NORM).sum(1) - (norms.shape[1] - tensors)) / tensors
     exploding = (norms > EXPLODING_NORM).sum(1) / tensors
-    total = norms.square().sum(1).sqrt()
-    # Norms grow with the square root of the number of parameters, so both are brought to one size.
-    ratio = total / (host_norm + 1e-12) * (network.host_parameters / parameters).sqrt()
-    return torch.stack([total, vanishing, exploding, ratio])
+    return torch.stack([norms.square().sum(1).sqrt(), vanishing, exploding])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint
+from esper.lifecycle.actions import FIRST_GROWTH, NUM_BLUEPRINTS, Blend, Blueprint
 from esper.population.blueprints import BlendGate
 from esper.population.config import PopulationConfig
 from esper.population.forms import FormCodes, SlotForms
@@ -30,7 +30,7 @@ class GroupWeights(NamedTuple):
     """The weights of the entries of a group."""
 
     rows: Tensor  # [G, P] body and gate
-    gate: int  # the column where the gate begins
+    gate_start: int  # the column where the gate begins
 
 
 class RowNetwork:
@@ -99,19 +99,18 @@ class RowNetwork:
         return torch.tensor([slot.gate.layout.total for slot in self.slots])
 
     def _membership(self, slot: int, form: int) -> tuple[Tensor, Tensor]:
-        """Return which tensor each element of a row of this form belongs to, one-hot, and two numbers: its
-        tensors and its parameters, at least 1.  # [part_width, most tensors], [2]"""
+        """Return which tensor each element of a row of this form belongs to, one-hot, and the number of its
+        tensors, at least 1.  # [part_width, most tensors], []"""
         most = max(len(s.body(f).spans()) or 1 for s in self.slots for f in s.forms)
         table, body = torch.zeros(self.part_width, most), self.slots[slot].body(form)
         for tensor, (start, stop) in enumerate(body.spans()):
             table[start:stop, tensor] = 1.0
-        numbers = torch.tensor([len(body.spans()) or 1.0, body.parameters or 1.0])
-        return table.to(self.device), numbers.to(self.device)
+        return table.to(self.device), torch.tensor(len(body.spans()) or 1.0).to(self.device)
 
     def columns(self, group: Group) -> tuple[slice, slice]:
         """Return which columns of a part the body and the gate of a group use; what grows has no gate."""
         forms = self.slots[group.slot]
-        gate = 0 if group.form >= min(GROWTH_BLUEPRINTS) else forms.gate.layout.total
+        gate = 0 if group.form >= FIRST_GROWTH else forms.gate.layout.total
         return slice(0, forms.body(group.form).width), slice(forms.gate_start, forms.gate_start + gate)
 
     def used_width(self, plan: Plan) -> int:

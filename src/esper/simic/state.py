@@ -99,7 +99,6 @@ def update_evidence(
         previous_health=torch.where(seeds.health.isnan(), evidence.previous_health, evidence.gradient_health),
         vanishing=newest(seeds.vanishing, evidence.vanishing),
         exploding=newest(seeds.exploding, evidence.exploding),
-        gradient_ratio=newest(seeds.ratio, evidence.gradient_ratio),
     )
 
 

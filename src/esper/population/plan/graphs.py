@@ -122,7 +122,6 @@ class TrainEpoch:
         self.rates = workspace.rows("rates", batches, plan.own, device)
         self.batch = torch.zeros(1, dtype=torch.long, device=device)  # which minibatch of the epoch is next
         self.total_loss = torch.zeros(plan.num_rows, device=device)  # [R]
-        self.host_norm = torch.zeros(plan.own, device=device)  # [n] of the latest minibatch
         # Functions without arguments over fixed tensors: what a CUDA graph can hold.
         self.begin, self.step, self.finish = map(capture, (self._begin, self._step, self._finish))
 
@@ -181,7 +180,7 @@ class TrainEpoch:
         if not self.by_group:
             sizes = [group.live for group in self.plan.groups]
             gradients = [*gradients[0][: sum(sizes)].split(sizes)]
-        seeds = measure_seeds(self.state.network, self.plan, gradients, self.host_norm)
+        seeds = measure_seeds(self.state.network, self.plan, gradients)
         return TrainMetrics(mean[: self.plan.own], seeds)
 
     def _step(self) -> None:
@@ -204,7 +203,6 @@ class TrainEpoch:
                 own = (part_norms[block.lives], part_rate[block.lives], learning[block.lives])
                 learn_rows(block.rows, block.gradient, *own, config, block.gaps)
         learn_rows(self.hosts, host_gradient, norms, rate * config.host_lr, plan.active.bool(), config)
-        self.host_norm.copy_(norms)
         self.batch.add_(1)
 
     def _norms(self, trunk: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
