@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from esper.growing.progressive_lightning import LightningProgressive as LightningProgressive
     from esper.growing.progressive_transformers import TransformersProgressive as TransformersProgressive
     from esper.growing.result import Grown as Grown
+    from esper.utils.errors import UserError as UserError
 
 __version__ = "0.2.5"
 
@@ -28,13 +29,11 @@ _LAZY = {
     "Progressive": "esper.growing.progressive",
     "LightningProgressive": "esper.growing.progressive_lightning",
     "TransformersProgressive": "esper.growing.progressive_transformers",
+    "UserError": "esper.utils.errors",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Grower", "LightningGrower", "TransformersGrower"):
-        into = name.replace("Grower", "Progressive")
-        raise AttributeError(f"esper.{name} is gone: esper.{into} grows into a model, esper.grow beyond one")
     if name not in _LAZY:
         raise AttributeError(f"module 'esper' has no attribute {name!r}; it has {', '.join(sorted(_LAZY))}")
     return getattr(import_module(_LAZY[name]), name)

@@ -30,7 +30,7 @@ from esper.runs.trajectories import Trajectories
 from esper.simic.costs import TRAINING_PASSES
 from esper.simic.ending import FinalSelection
 from esper.simic.environment import GrowthEnvironment, StepResult
-from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
+from esper.simic.rollout import Episode, EpisodeRecord, Floats, TestResult, evaluate_test
 from esper.simic.state import potential
 from esper.simic.telemetry import build_trajectories, describe_host
 from esper.tamiyo.controller import Controller
@@ -77,10 +77,18 @@ def run_controller(
     With `best_epoch` in the environment's spec every network ends with the weights of its best epoch, and
     every seed is kept or removed.
     """
-    if environment.spec.best_epoch:
-        record = FinalSelection(environment).play(controller, EVALUATION_EPISODE, on_step=on_step)
-    else:
-        record = play(environment, controller, EVALUATION_EPISODE, on_step=on_step)
+    episode = Episode(environment, controller, EVALUATION_EPISODE)
+    selection = FinalSelection(environment) if environment.spec.best_epoch else None
+    while not environment.done:
+        result = episode.step()
+        if selection is not None:
+            selection.update(result)
+        if on_step is not None:
+            on_step(result)
+    if selection is not None:
+        selection.finish()
+        episode.refresh_last()
+    record = episode.record()
     test = evaluate_test(environment)
     # Φ = accuracy − rent of the parameters, with the test accuracy in place of the validation accuracy
     worth = potential(

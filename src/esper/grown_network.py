@@ -101,7 +101,7 @@ class GrownMember:
         table = [f"| {name} | {value} |" for name, value in rows.items() if "nan" not in value]
         return "\n".join(
             [
-                f"# A network grown on {network.task}\n",
+                f"# A network {'grown' if network.changes else 'trained'} on {network.task}\n",
                 f"Member {network.member} of {network.members}, the best on the validation split, grown by "
                 f"the controller {network.controller} in {network.steps} decision steps.\n",
                 "| | |\n|---|---|",

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import esper
 from esper import cli
+from esper.growing import folder
 from esper.growing.data import GeneratorStates, seeded_generators
 from esper.growing.result import Grown
 from esper.runs import files
@@ -115,7 +116,9 @@ def test_a_growth_that_is_killed_anywhere_goes_on_to_the_same_bits(
 
 
 @pytest.mark.usefixtures("no_report")
-def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_leaves_a_folder_that_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     uses_metrics, last = 0, 28
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -136,7 +139,16 @@ def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path: Path, capfd: pytest.Captu
     assert (tmp_path / "run/network.safetensors").exists()
     assert state(tmp_path / "run") == "stopped"
     last = -1
-    assert same(grow(tmp_path / "run", resume=True, **settings), grow(None, **settings))
+    (tmp_path / "run/network.pt2").write_bytes(b"of the stopped run")
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no export")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folder, "save_archive", fail)
+        again = grow(tmp_path / "run", resume=True, **settings)
+    assert same(again, grow(None, **settings))
+    assert not (tmp_path / "run/network.pt2").exists()
     assert state(tmp_path / "run") == "finished"
 
 

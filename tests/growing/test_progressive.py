@@ -28,6 +28,8 @@ from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
 
 import esper
+from esper.growing import live
+from esper.growing.estimate import Law
 from esper.growing.progressive import Progressive, choose_active, copy_block, drop_nested, find_blocks
 from esper.utils.errors import UserError
 from tests.growing.test_zoo import timm_model
@@ -356,6 +358,88 @@ def test_an_example_that_the_model_does_not_run_on_is_named(example: Any) -> Non
         Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10, example=example)
     with pytest.raises(UserError, match=r"^Sequential does not run on example= \(.+\); give what it is"):
         esper.estimate(model, tokens=1e6, example=example)
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9), torch.optim.Adagrad]
+)
+def test_blocks_that_the_optimizer_has_trained_are_not_overwritten(kind: Any) -> None:
+    model = make()
+    optimizer = kind(model.parameters(), lr=0.01)
+    Progressive(model, optimizer, 10).complete()  # before its first step nothing is trained
+
+    def train() -> None:
+        model(TABLE).square().mean().backward()
+        optimizer.step()
+
+    train()
+    grower = Progressive(model, optimizer, 10)
+    with pytest.raises(UserError, match=r"^1\.1 was trained before, and is to be overwritten by a copy"):
+        grower.step()
+    resumed = Progressive(model, optimizer, 10)
+    resumed.load_state_dict({**grower.state_dict(), "steps_done": 5, "stage": 1})
+    assert not resumed.step()
+
+
+def test_a_block_whose_hidden_state_is_not_its_first_argument_is_left_alone() -> None:
+    class Conditioned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+        def forward(self, memory: Tensor, x: Tensor) -> Tensor:
+            out: Tensor = x + self.inner(x + memory)
+            return out
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Conditioned() for _ in range(8))
+
+        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(memory, x)
+            return x
+
+    model = Net()
+    with pytest.raises(UserError, match="Net has 0 blocks"):
+        Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10, example=(TABLE, TABLE + 1))
+
+
+def test_layers_of_other_strides_and_rows_within_stages() -> None:
+    def block(stride: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 3, 3, stride, 1), nn.ReLU())
+
+    found = find_blocks(nn.Sequential(*[block(2 if k == 3 else 1) for k in range(8)]))
+    assert [each.names for each in found] == [("0", "1", "2"), ("4", "5", "6", "7")]
+    stages = nn.Sequential(*[nn.Sequential(*[block(1) for _ in range(4)]) for _ in range(2)])
+    assert [each.names[0] for each in drop_nested(find_blocks(stages))] == ["0.0", "1.0"]
+
+
+def test_a_forward_that_others_gave_to_a_block_stays() -> None:
+    """As those of accelerate, which moves the weights of a block to its device."""
+    model, calls = make(), []
+
+    def patch(block: nn.Module) -> None:
+        forward = block.forward
+
+        def counted(x: Tensor) -> Tensor:
+            calls.append(block)
+            out: Tensor = forward(x)
+            return out
+
+        block.forward = counted  # type: ignore[method-assign]
+
+    blocks = [block for each in find_blocks(model) for block in each.blocks]
+    for block in blocks:
+        patch(block)
+    grower = Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10)
+    model(TABLE)
+    assert len(calls) == grower.active < len(blocks)
+    grower.complete()
+    calls.clear()
+    model(TABLE)
+    assert calls == blocks
 
 
 def test_lazy_layers_and_one_block_in_several_places_are_named() -> None:
@@ -763,8 +847,8 @@ class Chained(nn.Module):
 @pytest.mark.parametrize(
     ("way", "words"),
     [
-        ("list", "0 blocks of one class and shape in a row that can be skipped"),
-        ("made", "0 blocks of one class and shape in a row that can be skipped"),
+        ("list", "0 blocks of one class and shape in a row of an nn.ModuleList"),
+        ("made", "0 blocks of one class and shape in a row of an nn.ModuleList"),
         ("odd", r"Chained does not run while blocks of it are skipped \(IndexError: .* at .*, line \d+\)"),
     ],
 )
@@ -843,8 +927,10 @@ def test_lightning_grows_into_a_module_and_goes_on_from_any_checkpoint(tmp_path:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), lr=0.01)
 
-    def fit(checkpoint: Any = None, epochs: int = 4) -> tuple[nn.Module, LightningProgressive]:
-        module, grower = Module(), LightningProgressive(grow_at=0.5, rewarm=2)
+    def fit(
+        checkpoint: Any = None, epochs: int = 4, grower: LightningProgressive | None = None
+    ) -> tuple[nn.Module, LightningProgressive]:
+        module, grower = Module(), grower or LightningProgressive(grow_at=0.5, rewarm=2)
         data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(TABLE), batch_size=2)
         saver = lightning.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=1)
         trainer = lightning.Trainer(
@@ -862,8 +948,83 @@ def test_lightning_grows_into_a_module_and_goes_on_from_any_checkpoint(tmp_path:
     assert longer is not None
     assert (longer.steps_done, longer.grown_at) == (12, 6)
     for step in (2, 4, 6):  # the ends of epochs, ahead of, at and after the growth
-        resumed, _ = fit(next(tmp_path.glob(f"*step={step}.ckpt")))
+        resumed, used = fit(next(tmp_path.glob(f"*step={step}.ckpt")))
         assert same_weights(resumed, whole), step
+    again = fit(grower=used)[1].grower  # without a checkpoint the same callback begins anew
+    assert again is not None
+    assert (again.steps_done, again.grown_at) == (8, 4)
+
+
+def test_lightning_leaves_no_block_untrained_and_overwrites_none(tmp_path: Any) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+    from esper.growing.progressive_lightning import LightningProgressive
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make()
+
+        def training_step(self, batch: Any, step: int) -> Tensor:
+            self.trainer.should_stop = step == 1
+            loss: Tensor = self.net(batch[0]).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    def fit(callbacks: list[Any], checkpoint: Any = None) -> Any:
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(TABLE), batch_size=2)
+        trainer = lightning.Trainer(
+            max_epochs=9, callbacks=callbacks, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(Module(), data, ckpt_path=checkpoint)
+        return trainer
+
+    stopped = LightningProgressive(grow_at=0.5)
+    with pytest.warns(UserWarning, match="training ended after 2 of 36 steps, before the model was whole"):
+        fit([stopped])
+    assert stopped.grower is not None
+    assert stopped.grower.whole
+    fit([]).save_checkpoint(tmp_path / "plain.ckpt")
+    with pytest.raises(UserError, match="is of a run without growth"):
+        fit([LightningProgressive()], tmp_path / "plain.ckpt")
+
+
+def test_transformers_leaves_no_block_untrained_and_overwrites_none(tmp_path: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    from esper.growing.progressive_transformers import TransformersProgressive
+
+    data = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(4, 1)]
+
+    class Stop(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step == 2
+
+    def fit(*callbacks: Any, checkpoint: Any = None, **options: Any) -> Any:
+        torch.manual_seed(0)
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=6, per_device_train_batch_size=2, save_steps=1, use_cpu=True,
+            report_to=[], disable_tqdm=True, **options,
+        )  # fmt: skip
+        trainer = transformers.Trainer(
+            ZOO["gpt2"][0](), arguments, train_dataset=data, eval_dataset=data, callbacks=[*callbacks]
+        )
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer
+
+    # The highest loss counts as the best: without growth that is the first one.
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    chosen = fit(TransformersProgressive(grow_at=0.5), eval_strategy="steps", eval_steps=1, **best)
+    assert chosen.state.best_global_step == 3, "the first measurement of the whole model"
+    stopped = TransformersProgressive(grow_at=0.5)
+    with pytest.warns(UserWarning, match="training ended after 2 of 6 steps, before the model was whole"):
+        fit(Stop(), stopped)
+    assert stopped.grower is not None
+    assert stopped.grower.whole
+    fit()
+    with pytest.raises(UserError, match="is of a run without growth"):
+        fit(TransformersProgressive(), checkpoint=str(tmp_path / "checkpoint-4"))
 
 
 def test_transformers_grows_into_a_model_and_goes_on_from_any_checkpoint(tmp_path: Any) -> None:
@@ -1093,19 +1254,64 @@ def train_plainly(model: nn.Module, epochs: int) -> esper.Grown:
         (nn.Sequential(Chained("odd"), nn.Linear(4, 2)), {}, "does not run while blocks"),
         (EIGHT, {"pretrained": True}, "loaded from a checkpoint"),
         (EIGHT, {"epochs": 1}, "100 optimizer steps; there are 4"),
-        (EIGHT, {"controller": "static"}, ""),
-        (EIGHT, {"controller": None}, "growth was level with plain training or behind"),
+        (make(8).requires_grad_(False), {}, "are frozen; give beyond=True"),
     ],
 )
-def test_grow_trains_plainly_and_says_why(
+def test_growth_that_is_asked_for_and_cannot_be_is_refused(
     model: nn.Module, options: dict[str, Any], words: str, request: pytest.FixtureRequest
 ) -> None:
     if "epochs" not in options:
         request.getfixturevalue("few_steps")
-    grown = esper.grow(model, DATA, **{**STEPS, **options})
-    plain = train_plainly(model, options.get("epochs", STEPS["epochs"]))
+    with pytest.raises(UserError, match=words):
+        esper.grow(model, DATA, **{**STEPS, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pretrained": True}, "it trains plainly: Sequential was loaded from a checkpoint"),
+        ({"epochs": 1}, "100 optimizer steps; there are 4"),
+        ({"controller": "static"}, ""),
+        ({}, "growth was level with plain training or behind"),
+    ],
+)
+def test_grow_trains_plainly_and_says_why(
+    options: dict[str, Any], words: str, request: pytest.FixtureRequest
+) -> None:
+    if "epochs" not in options:
+        request.getfixturevalue("few_steps")
+    grown = esper.grow(EIGHT, DATA, **{**STEPS, "controller": None, **options})
+    plain = train_plainly(EIGHT, options.get("epochs", STEPS["epochs"]))
     assert same_weights(grown.model, plain.model)
     assert any(words in remark for remark in grown.remarks) or not words
+
+
+def stream(batches: Any) -> Any:
+    """An iterable without a length that does not end, as a generator that begins anew."""
+
+    class Endless(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            while True:
+                yield from batches
+
+    return torch.utils.data.DataLoader(Endless(), batch_size=None)
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_a_stream_that_says_where_an_epoch_ends_is_grown_on() -> None:
+    batches = list(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*DATA), 50))
+    options = {name: value for name, value in STEPS.items() if name != "batch_size"}
+    grown = esper.grow(EIGHT, stream(batches), batches, **options, batches_per_epoch=4)  # type: ignore[arg-type]
+    assert any("4 of 8 blocks train for the first" in remark for remark in grown.remarks)
+
+
+@pytest.mark.usefixtures("few_steps")
+@pytest.mark.parametrize("validated", [9, 36])
+def test_what_training_sees_is_counted_by_its_own_batches(validated: int) -> None:
+    options = {**STEPS, "controller": None}
+    grown = esper.grow(EIGHT, DATA, tuple(part[:validated] for part in DATA), **options)
+    expected = esper.estimate(EIGHT, samples=len(DATA[0]), epochs=6).reason
+    assert any(expected.split(" of Sequential")[0] in remark for remark in grown.remarks), grown.remarks
 
 
 @pytest.mark.usefixtures("few_steps")
@@ -1119,19 +1325,21 @@ def test_blocks_with_frozen_parameters_keep_their_weights() -> None:
     assert all(torch.equal(one, other) for one, other in pairs)
     for k in (0, 4, 6):  # no two of the others stand in a row
         model[1][k].layer.bias.requires_grad_(False)  # type: ignore[index]
-    plain = esper.grow(model, DATA, **STEPS)
+    plain = esper.grow(model, DATA, **{**STEPS, "controller": None})
     assert any("has 0 blocks" in remark and "not frozen" in remark for remark in plain.remarks)
     with pytest.raises(UserError, match=r"has 0 blocks .* that can be skipped, .* not frozen"):
         Progressive(model, torch.optim.SGD(model.parameters()), 100, example=(torch.zeros(1, 4),))
 
 
 def test_no_hint_leads_to_a_growth_that_is_refused() -> None:
-    default, asked = (esper.grow(make(3), DATA, **{**STEPS, "controller": name}) for name in (None, "into"))
-    assert not any("grows all the same" in remark for remark in (*default.remarks, *asked.remarks))
+    default = esper.grow(make(3), DATA, **{**STEPS, "controller": None})
+    assert not any("grows all the same" in remark for remark in default.remarks)
 
 
 @pytest.mark.usefixtures("few_steps")
-def test_grow_grows_by_default_with_forms_of_adam_alone() -> None:
+def test_grow_grows_by_default_with_forms_of_adam_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pays = Law("samples", measured=(0, 1e9), sizes=(0, 1e9), smaller_below=0, saves=1, most=1e9, first=1)
+    monkeypatch.setattr(live, "SAMPLES", pays)
     options = {**STEPS, "optimizer": "sgd"}
     plain, default = (esper.grow(EIGHT, DATA, **{**options, "controller": name}) for name in ("static", None))
     assert same_weights(default.model, plain.model)
@@ -1182,8 +1390,8 @@ def test_grow_grows_into_a_unet_and_trains_an_lstm_plainly() -> None:
     grown = esper.grow(UNet(), (images, DATA[1]), **STEPS)  # type: ignore[arg-type]
     assert "3 of 6 blocks train for the first 5 of 24 steps" in grown.report()
     UNet().load_state_dict(grown.model.state_dict(), strict=True)
-    lstm = esper.grow(LSTM(), (images.flatten(2), DATA[1]), **STEPS)  # type: ignore[arg-type]
-    assert "it trains plainly: LSTM has 0 blocks of one class and shape in a row" in lstm.report()
+    lstm = esper.grow(LSTM(), (images.flatten(2), DATA[1]), **{**STEPS, "controller": None})  # type: ignore[arg-type]
+    assert "it trains plainly: LSTM has 0 blocks of one shape in a row" in lstm.report()
 
 
 class LSTM(nn.Module):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
+from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.simic.config import EpisodeConfig, RewardConfig
 from esper.simic.environment import GrowthEnvironment, StepResult
@@ -190,7 +191,11 @@ def test_new_units_train_a_step_with_a_count_of_their_own_before_they_are_folded
     environment.reset(0, uses_metrics=False)
     environment.step([Actions.of([action, WAIT]) for action in (WIDEN, FOSSILISE)])
     assert environment.slots.stage[0, 0] == Stage.FOSSILIZED
-    population, states = environment.population, environment.apply_actions(Actions.wait(2)).slots
+    population = environment.population
+    stopped = mock.patch.object(population, "run_training", side_effect=KeyboardInterrupt)
+    with stopped as train, pytest.raises(KeyboardInterrupt):  # ahead of the epoch
+        environment.step(Actions.wait(2))
+    states: SlotStates = train.call_args.args[0]
     population.read_slots(states)
     assert states.stage[0, 0] == Stage.DORMANT
     size = population.network.slots[0].body(int(population.forms[0, 0, 1])).parameters

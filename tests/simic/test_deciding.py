@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.stages import Stage
 from esper.simic.bodies import BlockScores
 from esper.simic.ending import LEVEL, decide_seeds, lower_bounds
+from esper.simic.environment import GrowthEnvironment
 from tests.controllers import Scheduled
 from tests.growing import models
+from tests.simic import worlds
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
 
@@ -45,7 +48,7 @@ def by_subset(table: Tensor) -> Callable[[Tensor], BlockScores]:
         index = (kept * bits).sum(dim=1, keepdim=True)  # [N, 1]
         without = (index - bits * kept).expand(len(table), -1, -1)  # [blocks, N, S]
         whole = table.gather(2, index.expand(len(table), -1, -1))  # [blocks, N, 1]
-        return BlockScores(whole.squeeze(2), whole - table.gather(2, without))
+        return BlockScores(whole.squeeze(2), whole - table.gather(2, without), 1)
 
     return measure
 
@@ -125,6 +128,22 @@ def test_on_labels_of_pure_noise_nothing_stays(seeds: range) -> None:
         stayed += int((grown.record.final_slots.stage == Stage.FOSSILIZED).sum())
     assert germinated >= len(seeds)
     assert stayed == 0
+
+
+def test_deciding_is_charged_for_every_sample_that_it_scores() -> None:
+    """Each block is a measurement, which reads at most `validation_samples`."""
+    spec = worlds.make_spec(members=(0, 1))
+    charges = {}
+    for most, read in ((8, 4 * 8), (10_000, 500)):
+        population = spec.population.model_copy(update={"validation_samples": most})
+        environment = GrowthEnvironment(replace(spec, population=population))
+        environment.reset(0)
+        scores = environment.bodies.score_blocks(environment.slots, 4)
+        assert scores.samples == read
+        before, everyone = environment.flops, torch.ones(2, dtype=torch.bool)
+        environment.charge_validation(environment.slots, everyone, scores.samples)
+        charges[most] = environment.flops - before
+    torch.testing.assert_close(charges[8] * 500 / 32, charges[10_000])
 
 
 def test_what_helps_stays_at_full_strength_and_the_count_adds_up() -> None:

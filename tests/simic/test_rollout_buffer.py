@@ -68,7 +68,7 @@ def test_operations_of_add_do_not_depend_on_the_members(active: bool) -> None:
 def test_a_step_too_many_is_an_error_at_once_or_leaves_its_row_without_an_end() -> None:
     even, buffer = make_buffer(2, 1), make_buffer(3, 2)
     even.add(transition(2))
-    with pytest.raises(ValueError, match="the buffer holds 1 steps and is full"):
+    with pytest.raises(ValueError, match="the buffer of 1 steps is full"):
         even.add(transition(2))
     for seed in range(3):
         buffer.add(transition(3, seed), torch.tensor([False, True, False]))

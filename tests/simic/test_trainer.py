@@ -93,8 +93,8 @@ def test_rollbacks_are_told() -> None:
 def test_rounds_take_turns_on_several_tasks() -> None:
     """Whatever a task looks like; each has a buffer that fits it."""
     learner = Learner("agent", make_agent(), steps=3)
-    worlds = [make_spec(steps=3), make_spec(steps=3, name="digits")]
-    trainer = Trainer(worlds, [learner], rounds=4)
+    specs = [make_spec(steps=3), make_spec(steps=3, name="digits")]
+    trainer = Trainer(specs, [learner], rounds=4)
     parameters = [told["agent"].record.host_parameters for told in trainer.run()]
     assert parameters[:2] == parameters[2:]
     assert parameters[0] != parameters[1]

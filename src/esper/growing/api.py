@@ -45,7 +45,7 @@ from esper.tamiyo.controller import Controller
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Static
-from esper.utils.devices import ANY, choose_device, cpu_threads, threads_for
+from esper.utils.devices import MODEL_DEVICES, choose_device, cpu_threads, threads_for
 from esper.utils.errors import UserError, one_line, raised_at
 from esper.utils.launch import StopRequest
 from esper.utils.rows import add_prefix, strip_prefix
@@ -119,7 +119,7 @@ def grow(
     if out is None and (resume or chosen.sinks):
         given = "resume is True" if resume else f"sinks are {list(chosen.sinks)}"
         raise UserError(f"{given}, and no folder is given; say where the growth is: out='runs/mine'")
-    device = choose_device(chosen.device, kinds=ANY)
+    device = choose_device(chosen.device, kinds=MODEL_DEVICES)
     with StopRequest(_stop_notice(out), (signal.SIGINT,)) as stop, seeded_generators(chosen.seed, device):
         # A baseline draws the same numbers: it reads the data in the same order from the same first weights.
         generators = GeneratorStates(device, (train, val))
@@ -142,8 +142,7 @@ def grow(
             asked |= {name: True for name, flag in flags.items() if flag} | settings
             folder = GrowFolder.begin(Path(out), resume, growth, model, (train, val), asked)
         bodies = growth.bodies
-        size = getattr(bodies.train_loader, "batch_size", None) or bodies.config.batch_size
-        threads = chosen.threads or threads_for(bodies.host_flops * size)
+        threads = chosen.threads or threads_for(bodies.host_flops * bodies.batch_samples)
         with cpu_threads(threads), nullcontext() if folder is None else folder.opened(chosen.sinks):
             grown = growth.run(stop, GROWN, folder)
             if baseline and not stop.requested and growth.controller_name == STATIC:
@@ -210,8 +209,8 @@ class Growth:
         self.environment, self.plain_epochs = LiveEnvironment(self.bodies, epochs), epochs
         self.controller, live = UserController(decider), self.bodies.live
         if grows:  # a model in which nothing fits can be trained all the same
-            events = decider.events if isinstance(decider, Schedule) else []
-            scheduled = list(dict.fromkeys(event.blueprint for event in events))
+            lines = decider.events if isinstance(decider, Schedule) else []
+            scheduled = list(dict.fromkeys(line.blueprint for line in lines))
             self.remarks += self.bodies.limit_blueprints(settings.blueprints, scheduled)
         self.generators = GeneratorStates(device, loaders)
         self.slot_names = tuple(live.names)
@@ -225,6 +224,10 @@ class Growth:
     def grow_into_model(self, epochs: int, pretrained: bool, equal_compute: bool, asked: bool) -> None:
         """Skip blocks at first, where that is asked for or expected to pay; else say why not."""
         model = self.bodies.model
+        if not trainable_parameters(model):
+            raise UserError(
+                f"all parameters of {type(model).__name__} are frozen; give beyond=True or a controller"
+            )
         try:
             if pretrained or bool(getattr(model, "name_or_path", None)):  # transformers marks such models
                 raise UserError(f"{type(model).__name__} was loaded from a checkpoint")
@@ -233,7 +236,9 @@ class Growth:
             if total != epochs:
                 self.environment = LiveEnvironment(self.bodies, total)
         except UserError as error:
-            self.remarks = [f"it trains plainly: {error}"]
+            if asked:
+                raise
+            self.remarks = [f"it trains plainly: {str(error).removesuffix('; train it plainly')}"]
 
     @property
     def epochs_done(self) -> int:
@@ -260,7 +265,8 @@ class Growth:
             for remark in self.remarks:
                 print(remark, file=sys.stderr)
         score_name = self.bodies.criterion.score_name
-        with _progress_bar(self.environment.steps, score_name, self.settings.progress, title) as update:
+        shown = (self.epochs_done, self.environment.steps, score_name, self.settings.progress, title)
+        with _progress_bar(*shown) as update:
             while not self.environment.done and not (self.epochs_done > 0 and stop.requested):
                 update(self.run_epoch().observation)
                 if folder is not None and not self.bodies.interrupted:
@@ -379,27 +385,30 @@ def _describe_host(bodies: LivePopulation) -> tuple[HostPart, ...]:
 
 @contextmanager
 def _progress_bar(
-    epochs: int, score_name: str, show: bool, title: str
+    done: int, epochs: int, score_name: str, show: bool, title: str
 ) -> Iterator[Callable[[Observation], None]]:
-    """Show the epochs done, with score and living seeds; yields what updates it after an epoch."""
+    """Show the epochs done, with score and living seeds; yields what updates it after an epoch.
+
+    done: epochs of an earlier process, from which the run goes on
+    """
     console = Console(stderr=True)
     shown = show and console.is_terminal
     status = TextColumn("{task.fields[status]}")
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), status, TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not shown) as progress:
-        task, told = progress.add_task(title, total=epochs, status=""), time.monotonic()
+        task, printed_at = progress.add_task(title, total=epochs, completed=done, status=""), time.monotonic()
 
         def update(observation: Observation) -> None:
-            nonlocal told
+            nonlocal printed_at
             if not show:
                 return
             score, seeds = float(observation.val_accuracy), int(holds_seed(observation.slots).sum())
             status = f"{score_name} {score:.3f}" + (f", {seeds} seeds" if seeds else "")
             progress.update(task, advance=1, status=status)
-            if not shown and time.monotonic() - told > LINE_EVERY:  # where there is no terminal for a bar
-                told = time.monotonic()
-                done = int(progress.tasks[task].completed)
-                print(f"{title}: {done} of {epochs} epochs, {status}", file=sys.stderr)
+            if not shown and time.monotonic() - printed_at > LINE_EVERY:  # no terminal for a bar
+                printed_at = time.monotonic()
+                count = int(progress.tasks[task].completed)
+                print(f"{title}: {count} of {epochs} epochs, {status}", file=sys.stderr)
 
         yield update
 

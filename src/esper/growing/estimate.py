@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -94,8 +95,9 @@ class Estimate:
     @property
     def advice(self) -> Advice:
         """What to do."""
-        large_enough = self.parameters >= self.law.useful_sizes[0]
-        if large_enough and self.blocks >= FEWEST_BLOCKS and self.per_parameter < self.law.smaller_below:
+        least, most = self.law.useful_sizes
+        known = least <= self.parameters <= most and self.blocks >= FEWEST_BLOCKS
+        if known and self.per_parameter < self.law.smaller_below:
             return "take half of the depth"
         return "do not grow" if self.grow_at is None else "grow"
 
@@ -191,8 +193,10 @@ def estimate(
             f"{given} given; give --tokens N (tokens=N in Python) for a language model, or --samples N "
             "(samples=N) for one label a sample"
         )
-    for name, value in {"tokens": tokens, "samples": samples, "epochs": epochs}.items():
-        if value is not None and not (hasattr(value, "__float__") and 0 < float(value) < math.inf):
+    numbers: dict[str, Any] = {"tokens": tokens, "samples": samples, "epochs": epochs}
+    for name, value in numbers.items():
+        known = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if value is not None and not (known and 0 < value < math.inf):
             raise UserError(f"{name} is {value!r}; give a number above 0")
     targets = samples * epochs if samples is not None else tokens or 0.0
     find_blocks(model)  # refuses lazy layers, which cannot be counted
@@ -200,7 +204,7 @@ def estimate(
     if example is not None:
         leaves = tree_leaves(dict(example) if isinstance(example, Mapping) else example)
         shapes = [leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)]
-        forward = count_flops(model, example) / (1 if tokens is None or not shapes else shapes[0])
+        forward = count_flops(model, example) / (1 if tokens is None or not shapes else max(1, shapes[0]))
     law = SAMPLES if tokens is None else TOKENS
     return estimate_targets(model, targets, TRAINING_PASSES * forward * targets, law, epochs)
 

@@ -158,9 +158,11 @@ class GrowFolder:
         curves, verdicts = grown.curves(), grown.verdicts()
         self.folder.write(replace(self.growth, curves=curves, finished=finished, verdicts=verdicts))
         load = 'model = torch.export.load("network.pt2").module()   # needs torch alone'
+        archive = self.folder.path / "network.pt2"
+        archive.unlink(missing_ok=True)  # of an earlier ending, from which this run went on
         if run.example:
             try:
-                save_archive(grown.model, run.example, self.folder.path / "network.pt2")
+                save_archive(grown.model, run.example, archive)
             except Exception as error:  # whatever torch.export raises for a user's model
                 load = f"# there is no network.pt2: {one_line(error)}"
         else:

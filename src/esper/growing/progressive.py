@@ -19,7 +19,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, Literal
@@ -41,7 +41,10 @@ FEWEST_BLOCKS = 4
 # at 21 tokens a parameter was level with growth after 13 %, GPT-2 at 22 behind by 0.0065 ± 0.0026 after 36 %.
 # At equal compute later times are better. `esper.estimate` gives both.
 GROW_AT = 0.13
-
+PLAIN_CHECKPOINT = (
+    "the checkpoint is of a run without growth, whose trained blocks copies would overwrite; leave the "
+    "callback out"
+)
 
 # Of a block that returns a tensor: (). Of one that returns a tuple: which argument each entry is, or None.
 Form = tuple[int | None, ...]
@@ -77,6 +80,7 @@ class BlockList:
     names: tuple[str, ...]
     blocks: tuple[nn.Module, ...]
     skip: Skip
+    patches: dict[nn.Module, Any] = field(default_factory=dict)  # forwards that others gave to blocks
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -84,25 +88,37 @@ class BlockList:
     @property
     def active(self) -> list[int]:
         """Indices of the blocks that run."""
-        return [k for k, block in enumerate(self.blocks) if "forward" not in vars(block)]
+        return [k for k, block in enumerate(self.blocks) if not isinstance(_own_forward(block), Skip)]
 
     def activate(self, wanted: Iterable[int]) -> None:
         """Let these blocks run and skip all others."""
         chosen = set(wanted)
         for k, block in enumerate(self.blocks):
-            if k in chosen:
-                vars(block).pop("forward", None)
-            else:
-                # An attribute of the instance goes ahead of the method of its class.
+            # An attribute of the instance goes ahead of the method of its class. Others use that too, such as
+            # accelerate, which moves the weights of a block to its device there.
+            own = _own_forward(block)
+            if k not in chosen:
+                if own is not None and not isinstance(own, Skip):
+                    self.patches[block] = own
                 block.forward = self.skip
+            elif isinstance(own, Skip):
+                del block.forward
+                if block in self.patches:
+                    block.forward = self.patches.pop(block)
+
+
+def _own_forward(block: nn.Module) -> Any:
+    """Return the forward that a block has besides that of its class, or None."""
+    return vars(block).get("forward")
 
 
 def find_blocks(model: nn.Module) -> list[BlockList]:
     """Find runs of two or more like blocks in the lists and sequences of a model, outer ones first.
 
-    Blocks are alike if their class and the names and shapes of their parameters and buffers are the same. A
-    module without children, such as a Linear layer, is not a block. Blocks with frozen parameters are left
-    alone: a copy would overwrite what they keep. Raises a UserError for lazy layers that have not run yet.
+    Blocks are alike if their class, the names and shapes of their parameters and buffers, and the strides of
+    their layers are the same. A module without children, such as a Linear layer, is not a block. Blocks with
+    frozen parameters are left alone: a copy would overwrite what they keep. Raises a UserError for lazy
+    layers that have not run yet.
     """
     lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
     if lazy is not None:
@@ -123,18 +139,24 @@ def find_blocks(model: nn.Module) -> list[BlockList]:
 
 
 def drop_nested(lists: Sequence[BlockList]) -> list[BlockList]:
-    """Leave out lists within a block of another: what is part of a block is skipped with it."""
+    """Leave out lists within a block of another: what is part of a block is skipped with it.
+
+    Where the outer ones have too few blocks, as stages of a network, they are left out instead.
+    """
     kept: list[BlockList] = []
     for each in lists:
         inside = (each.names[0].startswith(f"{name}.") for other in kept for name in other.names)
         if not any(inside):
             kept.append(each)
-    return kept
+    inner = [each for each in lists if each not in kept]
+    return drop_nested(inner) if inner and sum(map(len, kept)) < FEWEST_BLOCKS else kept
 
 
 def _signature(block: nn.Module) -> tuple[Any, ...]:
     tensors = (*block.named_parameters(), *block.named_buffers())
-    return type(block), {name: (tuple(value.shape), value.requires_grad) for name, value in tensors}
+    shapes = {name: (tuple(value.shape), value.requires_grad) for name, value in tensors}
+    names = ("stride", "padding", "dilation")  # of convolutions and pooling
+    return type(block), shapes, [[getattr(m, name, None) for name in names] for m in block.modules()]
 
 
 def choose_active(count: int, sizes: Sequence[int], order: str) -> list[list[int]]:
@@ -189,7 +211,7 @@ class Progressive:
         """
         fractions: tuple[Any, ...] = tuple(grow_at) if isinstance(grow_at, list | tuple) else (grow_at,)
         _check_options(total_steps, start, fractions, order, rewarm, tied, scheduler)
-        self.total_steps, self.steps_done, self.stage, self.order = total_steps, 0, 0, order
+        self.total_steps, self.steps_done, self.stage, self.order = int(total_steps), 0, 0, order
         self.rewarm, self.grown_at, self.tied = rewarm, 0, tied
         self.model = model = _unwrap(model)
         if tied and any(base.__name__ == "FSDPModule" for m in model.modules() for base in type(m).__mro__):
@@ -213,9 +235,9 @@ class Progressive:
         self.lists = drop_nested(found if example is None else _keep_skippable(model, found, example))
         if self.blocks < FEWEST_BLOCKS:
             raise UserError(
-                f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row that can "
-                "be skipped, with weights of their own that are not frozen, and growing needs "
-                f"{FEWEST_BLOCKS} or more; train it plainly"
+                f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row of an "
+                "nn.ModuleList or nn.Sequential that can be skipped, with weights of their own that are not "
+                f"frozen, and growing needs {FEWEST_BLOCKS} or more; train it plainly"
             )
         self._check_parameters()
         # Each growth multiplies the active share by one factor: start · factor^hops = 1, so that the share
@@ -236,6 +258,7 @@ class Progressive:
         else:
             self._run_stages(example)
         self.set_stage(0)
+        self._trained = self._find_trained()  # a block that the first growth would overwrite, "" for none
 
     def _run_stages(self, example: Any) -> None:
         """Run every stage once: count its FLOPs, or raise a UserError where the model does not run."""
@@ -266,15 +289,26 @@ class Progressive:
 
         Known where an example was given; raises a UserError elsewhere.
         """
-        if not self.flops:
-            raise UserError("what growth saves is not known; give example= to count the FLOPs of the model")
+        self._check_counted()
         ends = [0, *self.grow_steps, self.total_steps]
         lengths = [end - begin for begin, end in pairwise(ends)]
         spent = sum(steps * flops for steps, flops in zip(lengths, self.flops, strict=True))
         return 1.0 - spent / (self.total_steps * self.flops[-1])
 
+    def _check_counted(self) -> None:
+        if not self.flops:
+            raise UserError("what growth saves is not known; give example= to count the FLOPs of the model")
+
     def step(self) -> bool:
-        """Count an optimizer step, and grow or untie where it is time; return whether the model did."""
+        """Count an optimizer step, and grow or untie where it is time; return whether the model did.
+
+        Raises a UserError where the optimizer had trained a skipped block before, and no state was loaded.
+        """
+        if self._trained:
+            raise UserError(
+                f"{self._trained} was trained before, and is to be overwritten by a copy: train the model "
+                "plainly, or give load_state_dict() the progress that was saved with it"
+            )
         self.steps_done += 1
         due = sum(self.steps_done >= step for step in self.grow_steps)
         grown = due > self.stage
@@ -291,7 +325,11 @@ class Progressive:
 
     @property
     def share(self) -> float:
-        """The FLOPs of a forward pass now, relative to the whole model; known where an example was given."""
+        """The FLOPs of a forward pass now, relative to the whole model.
+
+        Known where an example was given; raises a UserError elsewhere.
+        """
+        self._check_counted()
         return self.flops[self.stage] / self.flops[-1]
 
     def complete(self) -> None:
@@ -403,12 +441,22 @@ class Progressive:
                 f"after steps {self.grow_steps} now",
                 stacklevel=2,
             )
-        self.steps_done = state["steps_done"]
+        self.steps_done, self._trained = state["steps_done"], ""
         for each, form in zip(self.lists, state["forms"], strict=True):
             each.skip.form = tuple(form)
         self.set_stage(state["stage"])
         self.grown_at = state["grown_at"]
         self._hook_rates()
+
+    def _find_trained(self) -> str:
+        """Return the name of a skipped block that the optimizer has trained before, or "" for none."""
+        for each in self.lists:
+            for k in set(range(len(each))) - set(each.active):
+                states = [o.state.get(p, {}) for o in self.optimizers for p in each.blocks[k].parameters()]
+                # Some optimizers, such as Adagrad, make the state of a parameter before its first step.
+                if any(state and float(state.get("step", 1)) > 0 for state in states):
+                    return each.names[k]
+        return ""
 
     def _check_parameters(self) -> None:
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
@@ -429,8 +477,20 @@ class Progressive:
                         )
 
 
+def end_training(grower: Progressive | None) -> None:
+    """Activate all blocks at the end of training, and warn where that is before its time."""
+    assert grower is not None
+    if not grower.whole:
+        warnings.warn(
+            f"training ended after {grower.steps_done} of {grower.total_steps} steps, before the model was "
+            "whole: the blocks that were skipped are copies now",
+            stacklevel=2,
+        )
+    grower.complete()
+
+
 def _check_options(
-    total_steps: int,
+    total_steps: Any,
     start: float,
     grow_at: tuple[Any, ...],
     order: str,
@@ -443,8 +503,8 @@ def _check_options(
     for name, value in (*numbers.items(), *(("grow_at", each) for each in grow_at)):
         if not hasattr(value, "__float__"):
             raise UserError(f"{name} is {value!r}; give a number")
-    if total_steps < 1:
-        raise UserError(f"total_steps is {total_steps}; give the number of optimizer steps, at least 1")
+    if isinstance(total_steps, bool) or not hasattr(total_steps, "__index__") or total_steps < 1:
+        raise UserError(f"total_steps is {total_steps!r}; give the number of optimizer steps, at least 1")
     if not 0 < start <= 1:
         raise UserError(f"start is {start}; give the share of blocks that is active at first, above 0")
     if not grow_at or list(grow_at) != sorted({each for each in grow_at if 0 < each < 1}):
@@ -562,9 +622,16 @@ def _call(model: nn.Module, example: Any) -> Any:
 def _keep_skippable(model: nn.Module, lists: list[BlockList], example: Any) -> list[BlockList]:
     """Keep the lists whose blocks run once each, in order, and keep the shape of their input."""
     calls: list[tuple[nn.Module, tuple[Form | None, bool]]] = []
+    list_of = {block: number for number, each in enumerate(lists) for block in each.blocks}
+    passed = [object() for _ in lists]  # what the latest block of each list returned first
 
     def record(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        calls.append((block, _find_form(args, kwargs, output)))
+        inputs, latest = (*args, *kwargs.values()), passed[list_of[block]]
+        form, made = _find_form(args, kwargs, output)
+        if inputs[0] is not latest and any(value is latest for value in inputs[1:]):
+            form = None  # what goes from block to block is not the first argument, which a skip returns
+        passed[list_of[block]] = output[0] if isinstance(output, tuple) and output else output
+        calls.append((block, (form, made)))
 
     with ExitStack() as hooks:
         for block in (block for each in lists for block in each.blocks):
@@ -611,9 +678,10 @@ def _ignores_rest(model: nn.Module, each: BlockList, example: Any, output: Any) 
 
 def _same_blocks(model: nn.Module, lists: Sequence[BlockList]) -> list[BlockList]:
     """Return the blocks of another model under the same names, as in an average of the weights."""
-    modules = dict(model.named_modules())
-    prefix = next((p for p in ("", "module.") if p + lists[0].names[0] in modules), None)
-    if prefix is None:
-        raise UserError(f"{type(model).__name__} in also= has no module {lists[0].names[0]}; give a copy")
+    modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
+    prefix = "module." if "module." + lists[0].names[0] in modules else ""  # of AveragedModel
+    missing = [name for each in lists for name in each.names if prefix + name not in modules]
+    if missing:
+        raise UserError(f"{type(model).__name__} in also= has no module {missing[0]}; give a list of copies")
     same = [tuple(modules[prefix + name] for name in each.names) for each in lists]
     return [BlockList(each.names, blocks, each.skip) for each, blocks in zip(lists, same, strict=True)]

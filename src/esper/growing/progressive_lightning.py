@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from esper.growing.progressive import Progressive
+from esper.growing.progressive import PLAIN_CHECKPOINT, Progressive, end_training
 from esper.utils.errors import UserError
 
 try:
@@ -37,14 +37,21 @@ class LightningProgressive(Callback):  # type: ignore[misc,unused-ignore]
         options = {"scheduler": scheduler, **self.options}
         # The strategy's model is the module itself or DistributedDataParallel around it, which is checked.
         self.grower = Progressive(trainer.strategy.model, trainer.optimizers[0], int(steps), **options)
-        if self._saved:
-            self.grower.load_state_dict(self._saved)
+        saved, self._saved = self._saved, {}  # a later fit begins anew
+        if trainer.global_step and not saved:
+            raise UserError(PLAIN_CHECKPOINT)
+        if saved:
+            self.grower.load_state_dict(saved)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Count the steps of the optimizer, and grow where it is time."""
         assert self.grower is not None
         while self.grower.steps_done < trainer.global_step:  # several batches may make one step
             self.grower.step()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Activate all blocks where training ends before its time."""
+        end_training(self.grower)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from esper.growing.progressive import Progressive
+from esper.growing.progressive import PLAIN_CHECKPOINT, Progressive, end_training
 from esper.utils.errors import UserError
 
 try:
@@ -36,13 +36,20 @@ class TransformersProgressive(TrainerCallback, ExportableState):  # type: ignore
         self.grower = Progressive(trainer["model"], trainer["optimizer"], state.max_steps, **options)
         # The Trainer puts callbacks back only where it is told to, but always reads what they had saved.
         saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
-        if state.global_step and saved:
+        if state.global_step and not saved:
+            raise UserError(PLAIN_CHECKPOINT)
+        if state.global_step:
             self.grower.load_state_dict(saved)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
         """Count a step of the optimizer, and grow where it is time."""
         assert self.grower is not None
-        self.grower.step()
+        if self.grower.step():  # in the best weights until now some blocks were not trained
+            state.best_metric = state.best_model_checkpoint = state.best_global_step = None
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
+        """Activate all blocks where training ends before its time."""
+        end_training(self.grower)
 
     def state(self) -> dict[str, Any]:
         """Return what the Trainer keeps in trainer_state.json."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -314,7 +315,9 @@ def save_archive(model: nn.Module, sample: Tensor | Sequence[Tensor], path: Path
             )
     shapes = ({0: torch.export.Dim("batch", min=1)},) * len(inputs)
     program = torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
-    torch.export.save(program, str(path))
+    archive = io.BytesIO()
+    torch.export.save(program, archive)
+    write_atomically(Path(path), archive.getvalue())
     return Path(path)
 
 

@@ -30,6 +30,7 @@ class BlockScores:
 
     whole: Tensor  # [blocks, N] of the networks with the seeds that they hear
     worth: Tensor  # [blocks, N, S] what is lost without one of those seeds
+    samples: int  # that were scored
 
 
 class Bodies(Protocol):
@@ -215,6 +216,7 @@ class TaskPopulation(Population):
         return BlockScores(
             whole=100.0 * torch.stack([measured.accuracy for measured in found]),
             worth=torch.stack([measured.contribution for measured in found]),
+            samples=sum(min(inputs.shape[1], self.config.validation_samples) for inputs, _ in parts),
         )
 
     def epoch_flops(self, states: SlotStates, work: Work, uses_metrics: Tensor | None = None) -> Tensor:

@@ -34,7 +34,7 @@ class Work:
     best_epoch: bool = False  # validation chooses the final weights: everyone pays for it
 
 
-class SlotForms(Protocol):
+class HasForms(Protocol):
     """Which parts stand in the slots of N networks."""
 
     @property
@@ -76,13 +76,13 @@ class ForwardCosts:
         host = float(trunk.sum() + parts[grows, network.codes.block].sum())
         return ForwardCosts(trunk.to(device), parts.to(device), gates.to(device), host)
 
-    def relative(self, slots: SlotStates, population: SlotForms) -> Tensor:
+    def relative(self, slots: SlotStates, population: HasForms) -> Tensor:
         """Return the cost of a training sample, its shadows included, over a bare host's.  # [N]"""
         sample = Work(training=1, validation=0, ablate=False)
         return self.epoch(slots, population, sample) / (TRAINING_PASSES * self.host)
 
     def epoch(
-        self, slots: SlotStates, population: SlotForms, work: Work, uses_metrics: Tensor | None = None
+        self, slots: SlotStates, population: HasForms, work: Work, uses_metrics: Tensor | None = None
     ) -> Tensor:
         """Return the FLOPs of one epoch of training and one validation.  # [N] float64
 
@@ -112,7 +112,7 @@ class ForwardCosts:
         plain = work.validation * own if work.best_epoch else torch.zeros_like(own)
         return trained + torch.where(uses_metrics, validated, plain)
 
-    def _by_slot(self, slots: SlotStates, population: SlotForms) -> tuple[Tensor, Tensor]:
+    def _by_slot(self, slots: SlotStates, population: HasForms) -> tuple[Tensor, Tensor]:
         """Return the FLOPs of what was folded in at each slot, and of its seed, with their gates.  # [N, S]
 
         A fossil that waits to become part of its host counts as folded in.

@@ -24,14 +24,11 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.simic.bodies import BlockScores
 from esper.simic.environment import Environment, StepResult
-from esper.simic.rollout import Episode, EpisodeRecord
 from esper.simic.state import MemberState
-from esper.tamiyo.controller import Controller
 from esper.utils.rows import add_prefix, refill, strip_prefix, tensors_of, where_rows
 
 LEVEL = 0.01  # the chance, for a whole network, that a useless seed stays
 BLOCKS = 20  # into which the validation data are dealt
-OnStep = Callable[[StepResult], None]
 
 
 def decide_seeds(
@@ -151,21 +148,6 @@ class FinalSelection:
         self.epoch = torch.zeros_like(self.planted)  # [N] whose weights a network ends with, from 1 on
         self.last_epoch = torch.zeros_like(self.planted)  # [N] that a network trained
 
-    def play(self, controller: Controller, episode: int = 0, on_step: OnStep | None = None) -> EpisodeRecord:
-        """Play one episode; the record, and the environment, end with the selected networks.
-
-        on_step: called with the result of every step.
-        """
-        played = Episode(self.environment, controller, episode)
-        while not self.environment.done:
-            result = played.step()
-            self.update(result)
-            if on_step is not None:
-                on_step(result)
-        self.finish()
-        played.refresh_last()
-        return played.record()
-
     def state_dict(self) -> dict[str, Tensor]:
         """Return what it remembers after at least one epoch, as plain tensors."""
         own = {"planted": self.planted, "epoch": self.epoch, "last_epoch": self.last_epoch}
@@ -208,17 +190,19 @@ class FinalSelection:
         def measure(kept: Tensor) -> BlockScores:
             nonlocal measured_with
             states = at_full_strength(slots, kept)
+            scores = environment.bodies.score_blocks(states, BLOCKS)
             # Decided members are measured again with the others; they pay only for what is new.
-            environment.charge_validation(states, (kept != measured_with).any(dim=1))
+            environment.charge_validation(states, (kept != measured_with).any(dim=1), scores.samples)
             measured_with = kept
-            return environment.bodies.score_blocks(states, BLOCKS)
+            return scores
 
         kept, gain = decide_seeds(measure, alive, self.planted)
         states, history = at_full_strength(slots, kept), state.history
         environment.bodies.prune(~kept)
         if bool(alive.any()):
             measured = environment.bodies.run_validation(states, ablate=False)
-            environment.charge_validation(states, alive.any(dim=1), ablate=False)
+            samples = environment.bodies.samples[1]
+            environment.charge_validation(states, alive.any(dim=1), samples, ablate=False)
             history = history.append(measured.loss, measured.accuracy)
         evidence = state.evidence.forget(~kept).replace(contribution=torch.where(kept, gain, torch.nan))
         environment.set_state(replace(state, slots=states, evidence=evidence, history=history))

@@ -94,22 +94,6 @@ class EnvironmentSpec(RuleSpec):
 
 
 @dataclass(frozen=True)
-class AppliedActions:
-    """The first half of a step, before its epoch is trained."""
-
-    active: Tensor  # [N] bool: the members that were not finished
-    outcome: ActionOutcome  # of the actions, all of them where there were several
-    ticked: TickOutcome
-    evidence: SlotEvidence  # without that of seeds that ended or just began
-    rates: Rates | None  # with which the epoch is trained, where controllers set them
-
-    @property
-    def slots(self) -> SlotStates:
-        """Return the slot states under which the epoch is trained."""
-        return self.ticked.states
-
-
-@dataclass(frozen=True)
 class EpisodeTotals:
     """Sums and potentials of the episode so far."""
 
@@ -294,51 +278,47 @@ class Environment:
         actions: one row for each member; several are applied one after the other before the tick.
         Raises RuntimeError after the last step of an episode.
         """
-        applied = self.apply_actions(actions)
-        training = self.bodies.run_training(applied.slots, self._training_clock(applied.slots))
-        validation = self.bodies.run_validation(applied.slots, unfinished=True)
+        if self.done:
+            raise RuntimeError(f"the episode ended after {self.clock} steps; call reset(episode) for another")
+        asked, active = [actions] if isinstance(actions, Actions) else actions, ~self.bodies.finished
+        outcome, ticked, evidence, rates = self._apply(
+            self.slots,
+            self.state.evidence,
+            tuple((action.choices, action.rate) for action in asked),
+            active,
+            self.derived.steps_left,
+            self.uses_metrics,
+            self.derived.spent,
+            self.state.rates,
+        )
+        training = self.bodies.run_training(ticked.states, self._training_clock(ticked.states))
+        validation = self.bodies.run_validation(ticked.states, unfinished=True)
         self.clock += 1
         clock = torch.full((), self.clock, device=self.device)
         totals = EpisodeTotals(self.flops, clock, self.uses_metrics, self.potential)
         # Only what is read: arguments of a captured function are copied at every call.
         self.state, self.flops, self.derived, reward, terminated, panicked, rolled_back = self._finish(
             self.state,
-            applied.active,
-            applied.slots,
-            applied.evidence,
-            applied.rates,
+            active,
+            ticked.states,
+            evidence,
+            rates,
             training,
             validation,
             totals,
         )
-        self.last_op, self.last_succeeded = applied.outcome.asked_op, applied.outcome.succeeded
+        self.last_op, self.last_succeeded = outcome.asked_op, outcome.succeeded
         return StepResult(
             observation=self.observe(),
             reward=reward,
             terminated=terminated,
-            active=applied.active,
-            outcome=applied.outcome,
-            ticked=applied.ticked,
+            active=active,
+            outcome=outcome,
+            ticked=ticked,
             panicked=panicked,
             rolled_back=rolled_back,
             training=training,
             validation=validation,
-        )
-
-    def apply_actions(self, actions: Actions | Sequence[Actions]) -> AppliedActions:
-        """Run the first half of a step: apply and tick. The next epoch trains under the slots returned."""
-        if self.done:
-            raise RuntimeError(f"the episode ended after {self.clock} steps; call reset(episode) for another")
-        asked = [actions] if isinstance(actions, Actions) else actions
-        return self._apply(
-            self.slots,
-            self.state.evidence,
-            tuple((action.choices, action.rate) for action in asked),
-            ~self.bodies.finished,
-            self.derived.steps_left,
-            self.uses_metrics,
-            self.derived.spent,
-            self.state.rates,
         )
 
     def _compute_applied(
@@ -351,11 +331,12 @@ class Environment:
         uses_metrics: Tensor,
         spent: Tensor,
         rates: Rates | None,
-    ) -> AppliedActions:
+    ) -> tuple[ActionOutcome, TickOutcome, SlotEvidence, Rates | None]:
         """Apply actions one after the other, then tick; for the finished no time passes.
 
         choices: [N, heads] and the rate [N] of each action; active [N] bool; spent, rates: as in
-        `change_rates`; the rest as in `lifecycle.engine.apply`.
+        `change_rates`; the rest as in `lifecycle.engine.apply`. Returns the outcome of all actions, that of
+        the tick, the evidence without that of seeds that ended or just began, and the rates to train with.
         """
         outcomes, bodies, rules = [], self.bodies, self.spec.lifecycle
         for wanted, rate in choices:
@@ -376,7 +357,7 @@ class Environment:
         evidence = evidence.forget(ticked.pruned | ticked.folded)
         if rates is not None:
             self._write_rates(rates)
-        return AppliedActions(active, merge_outcomes(outcomes), ticked, evidence, rates)
+        return merge_outcomes(outcomes), ticked, evidence, rates
 
     def _compute_finished(
         self,
@@ -490,12 +471,12 @@ class Environment:
         training, validation = self.bodies.samples
         return Work(training, validation, best_epoch=self.spec.best_epoch)
 
-    def charge_validation(self, slots: SlotStates, who: Tensor, ablate: bool = True) -> None:
+    def charge_validation(self, slots: SlotStates, who: Tensor, samples: int, ablate: bool = True) -> None:
         """Add the FLOPs of one validation of networks with these slots to what members spent.  # who [N] bool
 
-        ablate: with a measurement of every seed.
+        samples: that were validated. ablate: with a measurement of every seed.
         """
-        work = replace(self._work(), training=0, ablate=ablate)
+        work = replace(self._work(), training=0, validation=samples, ablate=ablate)
         self.flops = self.flops + torch.where(who, self.bodies.epoch_flops(slots, work), 0.0)
 
     def _initial_rates(self) -> Rates:

@@ -24,7 +24,7 @@ from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.streams import Stream, random_uniform
 
 # What `learner.patience` adds to the bias of the op head, for each unit of it.
-PATIENCE = {Op.ADVANCE: 2.0, Op.FOSSILIZE: 1.0, Op.SET_ALPHA_TARGET: -1.0, Op.PRUNE: -2.0}
+PATIENCE_BIAS = {Op.ADVANCE: 2.0, Op.FOSSILIZE: 1.0, Op.SET_ALPHA_TARGET: -1.0, Op.PRUNE: -2.0}
 
 
 def make_policy(shape: TamiyoNetConfig, config: LearnerConfig, rates: bool = False) -> TamiyoNet:
@@ -37,7 +37,7 @@ def make_policy(shape: TamiyoNetConfig, config: LearnerConfig, rates: bool = Fal
     """
     network = TamiyoNet(shape, rates)
     with torch.no_grad():
-        for op, bias in PATIENCE.items():
+        for op, bias in PATIENCE_BIAS.items():
             network.op_head.bias[op] += config.patience * bias
         if rates:  # a rate that falls cannot be raised again, so that an even first policy soon has no choice
             network.rate_head.bias[Rate.KEEP], network.rate_head.bias[Rate.DECAY] = 1.0, -2.0

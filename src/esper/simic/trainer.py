@@ -60,13 +60,13 @@ class Trainer:
 
     def __init__(
         self,
-        worlds: Sequence[EnvironmentSpec],
+        specs: Sequence[EnvironmentSpec],
         learners: Sequence[Learner],
         rounds: int,
         shards: int = 1,
         gather: Gather | None = None,
     ):
-        """Make the environments; worlds: their specs, played in turn, each with the members of one block.
+        """Make the environments; specs: one per task, played in turn, each with the members of one block.
 
         shards: how many parts the members are computed in, whoever computes them; gather: the processes that
         share them, this one alone by default. Raises UserError where there are too few members or shards, or
@@ -77,38 +77,38 @@ class Trainer:
         control: dict[str, Controller] = {CONTROL: Static()} if self.has_control else {}
         self.blocks = Blocks(control | self.learners)
         self.shards, self.gather = shards, gather or Gather()
-        # Of each world, of each shard that this process holds; and those of rounds in which plans are tried.
-        self.environments = self._make_environments(worlds, 1)
+        # Of each spec, of each shard that this process holds; and those of rounds in which plans are tried.
+        self.environments = self._make_environments(specs, 1)
         plans = max(learner.plans for learner in learners)
-        self._taught = self.environments if plans == 1 else self._make_environments(worlds, plans)
-        self._check_room()
+        self._taught = self.environments if plans == 1 else self._make_environments(specs, plans)
+        self._check_episode_length()
         self.rounds = rounds
         self.rounds_done = 0
         self.seconds = 0.0
 
     def _make_environments(
-        self, worlds: Sequence[EnvironmentSpec], plans: int
+        self, specs: Sequence[EnvironmentSpec], plans: int
     ) -> list[list[GrowthEnvironment]]:
-        """Make the environments of all worlds; plans: how many rows of a block have the same member."""
+        """Make the environments of all specs; plans: how many rows of a block have the same member."""
 
-        def environment(world: EnvironmentSpec, shard: range) -> GrowthEnvironment:
+        def environment(spec: EnvironmentSpec, shard: range) -> GrowthEnvironment:
             different = max(1, len(shard) // plans)
-            ids = world.members[shard.start + torch.arange(len(shard)) % different]
-            return GrowthEnvironment(replace(world, members=self.blocks.members(ids)))
+            ids = spec.members[shard.start + torch.arange(len(shard)) % different]
+            return GrowthEnvironment(replace(spec, members=self.blocks.members(ids)))
 
         return [
-            [environment(world, s) for s in held_shards(len(world.members), self.shards, self.gather)]
-            for world in worlds
+            [environment(spec, s) for s in held_shards(len(spec.members), self.shards, self.gather)]
+            for spec in specs
         ]
 
-    def _check_room(self) -> None:
+    def _check_episode_length(self) -> None:
         """Raise UserError where an episode may have more steps than a learner can remember."""
         most = max(shards[0].steps for shards in self.environments)
-        room = min(learner.steps for learner in self.learners.values())
-        if most > room:
+        capacity = min(learner.steps for learner in self.learners.values())
+        if most > capacity:
             raise UserError(
-                f"episode.flops pays for {most:,} steps of the bare host, and a learner keeps {room:,}; set "
-                f"episode.steps to {most:,}, or give fewer FLOPs"
+                f"episode.flops pays for {most:,} steps of the bare host, and a learner keeps {capacity:,}; "
+                f"set episode.steps to {most:,}, or give fewer FLOPs"
             )
 
     @property

@@ -130,13 +130,13 @@ def insert_blocks(model: nn.Module, span: BlockSpan, blocks: Sequence[nn.Module]
         keys.append(_free_name(f"{key}_again", keys))
     names = [*keys[: last + 1], *keys[count:], *keys[last + 1 : count]]
     if all(key.isdigit() for key in keys[:count]):
-        names = [str(place) for place in range(len(names))]
+        names = [str(index) for index in range(len(names))]
     container._modules.clear()
-    for place, entry in enumerate([*entries[: last + 1], *blocks, *entries[last + 1 :]]):
-        container._modules[names[place]] = entry
+    for index, entry in enumerate([*entries[: last + 1], *blocks, *entries[last + 1 :]]):
+        container._modules[names[index]] = entry
         for part in entry.modules():
             if isinstance(vars(part).get(BLOCK_INDEX), int):
-                setattr(part, BLOCK_INDEX, place)
+                setattr(part, BLOCK_INDEX, index)
     for config in configs_of(model):
         if getattr(config, CONFIG_COUNT, None) == count:
             setattr(config, CONFIG_COUNT, len(names))

@@ -22,7 +22,7 @@ class ValueNormalizer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(1, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(1, dtype=torch.float64))  # [1], the shape in checkpoints
         self.register_buffer("variance", torch.ones(1, dtype=torch.float64))
 
     def scale(self) -> Tensor:

@@ -72,7 +72,7 @@ class TamiyoRolloutBuffer:
 
         storage = map_tensors(allocate, example)
         self._storage = tensors_of(storage)
-        self._places = {name: tensor.flatten(0, 1) for name, tensor in self._storage.items()}  # views
+        self._flat = {name: tensor.flatten(0, 1) for name, tensor in self._storage.items()}  # views
         self._steps = map_tensors(lambda tensor: tensor[:num_members], storage)
         self._rows = torch.arange(num_members, device=self.device)
         self._everyone = torch.ones(num_members, dtype=torch.bool, device=self.device)
@@ -108,7 +108,7 @@ class TamiyoRolloutBuffer:
         if active is None and self._even:
             if self._columns == self.horizon:
                 raise ValueError(
-                    f"the buffer holds {self.horizon} steps and is full; call reset() or give more room"
+                    f"the buffer of {self.horizon} steps is full; call reset(), or give a longer horizon"
                 )
             for name, value in tensors_of(transition).items():
                 self._storage[name][:-1, self._columns] = value
@@ -123,9 +123,9 @@ class TamiyoRolloutBuffer:
         fields, full = tensors_of(transition), self.step_counts == self.horizon
         # Raising for a full row would wait for the device here.
         row = torch.where(active & ~full, self._rows, self.num_members)
-        place = row * self.horizon + self.step_counts.clamp(max=self.horizon - 1)
-        for name, places in self._places.items():
-            places[place] = fields[name]
+        index = row * self.horizon + self.step_counts.clamp(max=self.horizon - 1)
+        for name, flat in self._flat.items():
+            flat[index] = fields[name]
         self.step_counts += active & ~full
         return ()
 
