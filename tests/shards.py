@@ -26,7 +26,7 @@ class PlayedProcess(Gather):
     """One of several processes in a thread."""
 
     def __init__(self, rank: int, meeting: _Meeting) -> None:
-        self.rank, self.size, self.patience = rank, meeting.size, 60.0
+        self.rank, self.size, self.timeout = rank, meeting.size, 60.0
         self._meeting, self._round = meeting, 0
 
     def exchange(self, message: bytes) -> list[bytes]:
@@ -36,7 +36,7 @@ class PlayedProcess(Gather):
             meeting.rounds.append([meeting.messages[rank] for rank in range(self.size)])
             meeting.messages = {}
             meeting.turn.notify_all()
-        done = meeting.turn.wait_for(lambda: len(meeting.rounds) > self._round, timeout=self.patience)
+        done = meeting.turn.wait_for(lambda: len(meeting.rounds) > self._round, timeout=self.timeout)
         assert done, f"process {self.rank} waited for the others in vain"
         self._round += 1
         return meeting.rounds[self._round - 1]

@@ -123,7 +123,7 @@ def test_the_python_of_the_readme_runs() -> None:
 def test_the_schedule_of_the_rules_is_one() -> None:
     names: dict[str, Any] = {}
     exec(compile(blocks_of("docs/rules.md")[0], "rules.md", "exec"), names)
-    assert [event.at for event in names["recipe"].events] == [0.05, 0.30]
+    assert [line.at for line in names["recipe"].events] == [0.05, 0.30]
 
 
 def test_pictures_show_the_files_of_today() -> None:

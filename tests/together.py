@@ -68,7 +68,7 @@ def go_on(folder: Path, checkpoint: Path) -> None:
         begun = run.trainer.rounds_done
         run.run()
         gather.exchange(b"")  # the first process has still written files when the others were done
-        played, gather.patience = run.trainer.rounds_done - begun, 0.5
+        played, gather.timeout = run.trainer.rounds_done - begun, 0.5
         if gather.rank == gather.size - 1:
             time.sleep(2)
             return

@@ -93,4 +93,4 @@ def test_the_rule_of_thumb_that_ships_is_what_the_made_tasks_chose() -> None:
         lines = [(e.at, e.blueprint) for e in BY_BUDGET if e.updates[0] <= updates < e.updates[1]]
         chosen = evaluation.SCHEDULES[name]() if name != "start" else Schedule([])
         assert isinstance(chosen, Schedule)
-        assert lines == [(event.at, event.blueprint) for event in chosen.events]
+        assert lines == [(line.at, line.blueprint) for line in chosen.events]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -11,7 +12,15 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import AlphaTarget, Style
-from esper.utils.devices import ANY, choose_device, cpu_threads, device_table, lookup, threads_for
+from esper.utils.devices import (
+    MODEL_DEVICES,
+    choose_device,
+    cpu_threads,
+    device_table,
+    lookup,
+    memory_of,
+    threads_for,
+)
 from esper.utils.errors import UserError
 
 
@@ -22,9 +31,15 @@ def test_a_living_model_may_be_on_a_kind_of_device_that_a_population_may_not(
         choose_device("mps")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(UserError, match="sees no such device; choose cpu"):
-        choose_device("mps", kinds=ANY)
+        choose_device("mps", kinds=MODEL_DEVICES)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert choose_device("mps", kinds=ANY).type == "mps"
+    assert choose_device("mps", kinds=MODEL_DEVICES).type == "mps"
+
+
+def test_a_system_that_does_not_tell_its_memory_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < memory_of(torch.device("cpu")) < sys.maxsize
+    monkeypatch.delattr(os, "sysconf")
+    assert memory_of(torch.device("cpu")) == sys.maxsize
 
 
 def test_small_models_run_on_one_thread_unless_the_user_chose_a_number(

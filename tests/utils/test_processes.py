@@ -13,9 +13,9 @@ from esper.utils.errors import LostProcessError
 from esper.utils.gather import agree_on_prefix
 
 
-def meet(store: dist.Store, size: int, patience: float = 30.0) -> set[str]:
+def meet(store: dist.Store, size: int, timeout: float = 30.0) -> set[str]:
     with ThreadPoolExecutor(size) as pool:
-        return set(pool.map(lambda rank: agree_on_prefix(store, rank, size, patience), range(size)))
+        return set(pool.map(lambda rank: agree_on_prefix(store, rank, size, timeout), range(size)))
 
 
 def test_every_start_has_a_name_of_its_own_whatever_is_left_of_earlier_ones() -> None:

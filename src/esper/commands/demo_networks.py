@@ -44,7 +44,7 @@ WORKERS = 2  # processes; more of them gain nothing on two cores
 
 
 @dataclass(frozen=True)
-class Arm:
+class DemoArm:
     """One way to train the network."""
 
     name: str
@@ -54,10 +54,10 @@ class Arm:
 
 
 ARMS = (
-    Arm("plain", LAYERS, False, 1.0),
-    Arm("half of the layers", LAYERS // 2, False, 1.0),
-    Arm("grown", LAYERS, True, 1.0),
-    Arm(f"grown, {1 - LESS:.0%} less compute", LAYERS, True, LESS),
+    DemoArm("plain", LAYERS, False, 1.0),
+    DemoArm("half of the layers", LAYERS // 2, False, 1.0),
+    DemoArm("grown", LAYERS, True, 1.0),
+    DemoArm(f"grown, {1 - LESS:.0%} less compute", LAYERS, True, LESS),
 )
 
 
@@ -97,7 +97,7 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions.weight)))
 
 
-def train(arm: Arm, seed: int, tokens: float, path: Path) -> None:
+def train(arm: DemoArm, seed: int, tokens: float, path: Path) -> None:
     """Train a network for the FLOPs of its arm, and write what it reached to a file.
 
     tokens: for each parameter of a block, of plain training.
@@ -183,7 +183,7 @@ def train_networks(folder: Path, networks: int) -> Iterator[list[Future[None]]]:
             process.terminate()
 
 
-def file_of(arm: Arm, seed: int) -> str:
+def file_of(arm: DemoArm, seed: int) -> str:
     """Return the name of the file, in a run folder, that holds what one network reached."""
     return f"networks/{ARMS.index(arm)}-{seed}.json"
 

@@ -165,6 +165,7 @@ TOPOLOGY_BLUEPRINTS: dict[str, frozenset[Blueprint]] = {
 # Blueprints that grow the block ahead of a joint; they fit any topology whose hosts have residual blocks.
 # They need no training alone: a clone is trained already, and new units are written out with weights of 0.
 GROWTH_BLUEPRINTS = frozenset({Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL})
+FIRST_GROWTH = min(GROWTH_BLUEPRINTS)  # every blueprint from here on grows the block ahead
 
 
 def selectable_blueprints(topology: str) -> frozenset[Blueprint]:

@@ -225,8 +225,8 @@ def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
     ramped = advance_alpha(states)
     ended = ramped.prune_pending & (ramped.alpha_mode == AlphaMode.HOLD)
     clock = states.epochs_in_stage + 1
-    patience = _cooldown_ticks(states.device, config.embargo_ticks).take(states.stage)
-    cooled = clock >= patience
+    cooldown = _cooldown_ticks(states.device, config.embargo_ticks).take(states.stage)
+    cooled = clock >= cooldown
     # A clone is trained already; new units fold after one step, when their moments mean something.
     ripe = (states.age > 0) | (states.blueprint == Blueprint.CLONE)
     folded = (states.stage == Stage.FOSSILIZED) & (states.room > 0) & ripe
@@ -311,10 +311,10 @@ def _execute(states: SlotStates, choices: Tensor, op: Tensor) -> tuple[SlotState
     return after.replace(stage=stage, epochs_in_stage=clock, prune_pending=pending), new, prune_now
 
 
-_OF_THE_SLOT = ("stage", "epochs_in_stage", "room", "enabled")  # what is not its seed's
+_SLOT_FIELDS = ("stage", "epochs_in_stage", "room", "enabled")  # that stay when its seed goes
 
 
 def _without_seed(states: SlotStates, where: Tensor) -> SlotStates:
     """Reset every field of a seed where True; the stage and its clock stay."""
-    seed = {name: value for name, value in states.tensors().items() if name not in _OF_THE_SLOT}
+    seed = {name: value for name, value in states.tensors().items() if name not in _SLOT_FIELDS}
     return states.replace(**{n: value.masked_fill(where, BLANK_SLOT.get(n, 0)) for n, value in seed.items()})

@@ -131,7 +131,7 @@ def _legal_stage_table(allow_growth: bool, allow_advance: bool) -> Tensor:
     )
 
 
-_in_seed_stage, _in_heard_stage, _blocks_germination = (
+_in_seed_stage, _in_forward_stage, _blocks_germination = (
     lookup([stage in stages for stage in range(STAGE_TABLE_SIZE)])
     for stages in (SEED_STAGES, FORWARD_STAGES, GERMINATION_BLOCKERS)
 )
@@ -147,7 +147,7 @@ def in_forward_pass(states: SlotStates) -> Tensor:
 
     # [N, S] bool
     """
-    return _in_heard_stage(states.stage) & (states.alpha > 0)
+    return _in_forward_stage(states.stage) & (states.alpha > 0)
 
 
 def legal_slots_by_op(
@@ -172,7 +172,7 @@ def legal_slots_by_op(
     at_rest = states.alpha_mode == int(AlphaMode.HOLD)
     conditions: dict[Op, Tensor] = {
         Op.WAIT: states.enabled,
-        Op.GERMINATE: _room_for_a_seed(states, stage, config).expand_as(stage),
+        Op.GERMINATE: _may_germinate(states, stage, config).expand_as(stage),
         Op.SET_ALPHA_TARGET: at_rest,
         Op.PRUNE: at_rest & (states.age >= config.min_prune_age),
         Op.FOSSILIZE: states.enabled,
@@ -218,29 +218,29 @@ def _in_time(needed: Tensor, steps_left: int | Tensor, uses_metrics: Tensor | No
 
 
 @device_table
-def _steps_by_blueprint(alone: int) -> Tensor:
+def _steps_by_blueprint(training_epochs: int) -> Tensor:
     """Return the fewest decisions from planting a seed to HOLDING, by blueprint.  # [blueprints]
 
     A block is repeated or widened within the decision that plants its seed.
     """
-    fresh = _finish_table(torch.device("cpu"), alone)[Stage.DORMANT, 0, 0, Op.GERMINATE]
+    fresh = _finish_table(torch.device("cpu"), training_epochs)[Stage.DORMANT, 0, 0, Op.GERMINATE]
     return torch.where(grows_block(torch.arange(NUM_BLUEPRINTS)), 1, fresh)
 
 
 @device_table
-def _finish_table(alone: int) -> Tensor:
+def _finish_table(training_epochs: int) -> Tensor:
     """Tabulate the fewest decisions, this one included, that an op needs on a slot to come to something.
 
     For GERMINATE, of a seed that trains alone first, and ADVANCE: until the seed can be HOLDING, if every
     gate opens as soon as it may. For SET_ALPHA_TARGET: the shortest ramp, and a step at the new strength.
     Else 0. Kind 1 is a seed that grows a block: it waits nowhere, and FAST is at once; any other seed spends
-    at least `alone` steps in TRAINING.  # [stages, tempos, kinds, ops] int64
+    at least `training_epochs` steps in TRAINING.  # [stages, tempos, kinds, ops] int64
     """
     table = torch.zeros(STAGE_TABLE_SIZE, len(Tempo), 2, NUM_OPS, dtype=torch.long)
     ticks = tempo_ticks(torch.arange(len(Tempo)))
     at_once = ticks.masked_fill(torch.arange(len(Tempo)) == Tempo.FAST, 1)  # HOLDING is the next decision
     table[..., Op.ADVANCE] = 1
-    for kind, training, blending in ((0, max(1, alone), ticks), (1, 1, at_once)):
+    for kind, training, blending in ((0, max(1, training_epochs), ticks), (1, 1, at_once)):
         table[Stage.GERMINATED, :, kind, Op.ADVANCE] = 1 + training + blending
         table[Stage.TRAINING, :, kind, Op.ADVANCE] = 1 + blending
     # One decision plants, then the fewest of a germinated seed.
@@ -249,11 +249,9 @@ def _finish_table(alone: int) -> Tensor:
     return table
 
 
-def _room_for_a_seed(states: SlotStates, enabled_stage: Tensor, config: LifecycleConfig) -> Tensor:
-    """Whether no enabled slot raises a seed or cools down, and the seed limit, over all slots, is not
-    reached.  # [N, 1] bool
-    """
-    room = ~_blocks_germination(enabled_stage).any(dim=1, keepdim=True)
+def _may_germinate(states: SlotStates, enabled_stage: Tensor, config: LifecycleConfig) -> Tensor:
+    """Return whether no slot holds a young seed or cools down and max_seeds is not reached.  # [N, 1] bool"""
+    free = ~_blocks_germination(enabled_stage).any(dim=1, keepdim=True)
     if config.max_seeds == 0:
-        return room
-    return room & (holds_seed(states).sum(dim=1, keepdim=True) < config.max_seeds)
+        return free
+    return free & (holds_seed(states).sum(dim=1, keepdim=True) < config.max_seeds)

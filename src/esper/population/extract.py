@@ -104,7 +104,7 @@ class _SlotParts:
         seed = self.form[0]
         if alpha == 0:
             return found
-        if seed in tuple(HALVES):
+        if seed in HALVES:
             return [*found[:-1], self._widened(positions[-1], alpha)]
         if seed >= self.codes.pair:
             lead, block = self.codes.blocks_of_pair(seed)
@@ -185,7 +185,7 @@ def standing_forms(population: Population, states: SlotStates) -> list[list[list
         seed, *folded = [form for k, form in enumerate(positions) if k == 0 or form != NO_FORM]
         if not with_seed:
             return folded
-        if seed in tuple(HALVES):
+        if seed in HALVES:
             return [*folded[:-1], folded[-1] + HALVES[Blueprint(seed)]]
         return [*folded, *(codes.blocks_of_pair(seed) if seed >= codes.pair else (seed,))]
 

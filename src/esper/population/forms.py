@@ -139,7 +139,7 @@ class SlotForms:
         if form >= self.codes.block:
             assert self.branch is not None
             return self.branch.with_units(self.units(self.branch, form - self.codes.block))
-        if form in tuple(HALVES):
+        if form in HALVES:
             assert self.branch is not None
             return self.branch.with_units(HALVES[Blueprint(form)] * _half(self.branch))
         width = self.host.widths[self.slot]

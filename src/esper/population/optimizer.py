@@ -196,8 +196,8 @@ def moment_scale(decay: float, old: Steps, new: Steps) -> Steps:
 
 # ---- schedules: a share of the peak rate, by how far a member has come ----
 
-LEAST = 1e-3  # a schedule that falls ends here
-FIRST = 0.04  # one_cycle begins here
+LAST_SHARE = 1e-3  # a schedule that falls ends here
+FIRST_SHARE = 0.04  # one_cycle begins here
 
 
 def rate_share(done: Tensor, config: PopulationConfig) -> Tensor:
@@ -206,14 +206,14 @@ def rate_share(done: Tensor, config: PopulationConfig) -> Tensor:
 
 
 def _cosine(done: Tensor, config: PopulationConfig, start: float = 0.0) -> Tensor:
-    return (0.5 * (1.0 + torch.cos(math.pi * (done - start) / (1.0 - start)))).clamp(min=LEAST)
+    return (0.5 * (1.0 + torch.cos(math.pi * (done - start) / (1.0 - start)))).clamp(min=LAST_SHARE)
 
 
 def _one_cycle(done: Tensor, config: PopulationConfig) -> Tensor:
     if config.warmup == 0:
         return _cosine(done, config)
-    # Half a cosine up from FIRST over the warm-up, then half a cosine down.
-    rise = FIRST + (1.0 - FIRST) * 0.5 * (1.0 - torch.cos(math.pi * done / config.warmup))
+    # Half a cosine up from FIRST_SHARE over the warm-up, then half a cosine down.
+    rise = FIRST_SHARE + (1.0 - FIRST_SHARE) * 0.5 * (1.0 - torch.cos(math.pi * done / config.warmup))
     return torch.where(done < config.warmup, rise, _cosine(done, config, config.warmup))
 
 
@@ -222,7 +222,7 @@ def _flat(done: Tensor, config: PopulationConfig) -> Tensor:
     fall = ((1.0 - done) / max(config.decay, 1e-6)).clamp(0.0, 1.0)
     if config.warmup == 0:
         return fall
-    return torch.minimum((FIRST + done / config.warmup).clamp(max=1.0), fall)
+    return torch.minimum((FIRST_SHARE + done / config.warmup).clamp(max=1.0), fall)
 
 
 SCHEDULES: dict[str, Callable[[Tensor, PopulationConfig], Tensor]] = {

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint, blend_of
+from esper.lifecycle.actions import FIRST_GROWTH, GROWTH_BLUEPRINTS, Blend, Blueprint, blend_of
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, DataOrder, MemberData
@@ -30,7 +30,7 @@ LARGEST_ORDER = 1 << 22  # samples of all members: a larger order is not capture
 
 
 class Population:
-    """The networks of N members. Which seeds live where is told by the `SlotStates` that come in."""
+    """The networks of N members; the `SlotStates` that come in say which seeds exist."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Population:
         self._parameters = network.parameter_table.to(self.device)
         self._gates = network.gate_parameters().to(self.device)
         self._fits = torch.tensor(  # [S, blueprints]
-            [[b in slot.blueprints for b in range(NUM_BLUEPRINTS)] for slot in network.slots],
+            [[b in slot.blueprints for b in Blueprint] for slot in network.slots],
             device=self.device,
         )
         repeats = [slot.repeats for slot in network.slots]
@@ -280,7 +280,7 @@ class Population:
 
     def gated(self, states: SlotStates) -> Tensor:
         """Return where a part blends through a gate.  # [N, S, positions] bool"""
-        plain = (self.forms >= 0) & (self.forms < min(GROWTH_BLUEPRINTS))
+        plain = (self.forms >= 0) & (self.forms < FIRST_GROWTH)
         seeds = torch.where(self.folding, self._folding, blend_of(states.style)).unsqueeze(2)
         return plain & (torch.cat([seeds, self.folded_blends], dim=2) == Blend.GATE)
 

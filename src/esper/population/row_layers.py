@@ -80,7 +80,7 @@ class FusedLinear(RowLinear):
 
 
 class RowGlobalMean(nn.Module):
-    """[R, B, C, *spatial] → [R, B, C]"""
+    """Take the mean over space.  # [R, B, C, *spatial] → [R, B, C]"""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(dim=tuple(range(3, x.ndim)))
@@ -158,7 +158,7 @@ class FusedConv(RowConv):
 
 
 def _rows_first(x: Tensor, rows: int) -> Tensor:
-    """[B, R·C, *spatial] → [R, B, C, *spatial]"""
+    """Undo the joining of rows and channels.  # [B, R·C, *spatial] → [R, B, C, *spatial]"""
     return x.unflatten(1, (rows, -1)).transpose(0, 1)
 
 

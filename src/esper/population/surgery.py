@@ -20,6 +20,7 @@ from esper.population.forms import HALVES, NO_FORM
 from esper.population.network import RowNetwork
 from esper.population.optimizer import RowWeights, moment_decays, moment_scale
 from esper.population.plan.rows import Ints, to_device
+from esper.utils.streams import SEED_MASK
 
 SEED_BYTES = 1 << 28  # initial weights of one blueprint at one kind of slot take at most this much
 HOST_BYTES = 1 << 30  # initial hosts that take more in sum are built anew for every episode
@@ -36,8 +37,8 @@ class InitialHosts:
         """Return the hosts with these numbers and their blocks.  # [N] on the CPU → [N, P], [N, S, P]"""
         wanted: list[int] = numbers.tolist()
         for number in sorted(set(wanted) - self._made.keys()):
-            # By a hash, so that neighbouring runs share no hosts; a generator takes no negative seed.
-            host, blocks = self.network.initial_host(hash((self.seed, number)) & 0x7FFFFFFF)
+            # By a hash, so that neighbouring runs share no hosts.
+            host, blocks = self.network.initial_host(hash((self.seed, number)) & SEED_MASK)
             self._made[number] = host.to(self.network.device), blocks.to(self.network.device)
         found = [self._made[number] for number in wanted]
         hosts, blocks = torch.stack([host for host, _ in found]), torch.stack([block for _, block in found])
@@ -63,7 +64,7 @@ class InitialSeeds:
         new = self._first[kinds, blueprint] < 0
         for kind, name in sorted(set(zip(kinds[new].tolist(), blueprint[new].tolist(), strict=True))):
             # A hash of integers is the same in every process, so weights follow from the run's seed alone.
-            seeds = [hash((self.seed, kind, name, d)) & 0x7FFFFFFF for d in range(self.draws)]
+            seeds = [hash((self.seed, kind, name, d)) & SEED_MASK for d in range(self.draws)]
             made = torch.stack([self.network.initial_seed(kind, Blueprint(name), s) for s in seeds])
             self._first[kind, name] = len(self._rows)
             self._rows = torch.cat([self._rows, made.to(self._rows)])
@@ -140,7 +141,7 @@ class PartEditor:
         for s, form in sorted(set(zip(at.slot.tolist(), seed.tolist(), strict=True))):
             which = (at.slot == s) & (seed == form)
             some = at.where(which)
-            if form in tuple(HALVES):
+            if form in HALVES:
                 self._widen(some, s, Blueprint(form))
             elif form >= codes.pair:
                 lead, block = codes.blocks_of_pair(form)

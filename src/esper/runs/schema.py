@@ -56,7 +56,7 @@ class RoundSummary:
     gradient_norm: Number = NAN
     learning_rate: Number = NAN
     extra: Mapping[str, Number] = field(default_factory=dict)  # other curves, by name
-    anomalies: Sequence[str] = ()  # one sentence each: rollbacks, non-finite losses, early stops
+    anomalies: Sequence[str] = ()  # one sentence each: rollbacks, returns or gradients that are not finite
 
     @property
     def member_epochs_per_second(self) -> float:
@@ -187,7 +187,7 @@ class SavedSlot:
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """The network that `esper grow` wrote: the best of its members on the validation split."""
+    """The network that `esper grow` or `esper.grow(out=)` wrote: of several, the best on validation data."""
 
     task: str
     host: str

@@ -70,11 +70,11 @@ class Schedule(Controller):
         conditions: under which it is known to do no harm, if it is meant for those only.
         """
         self.conditions, self.events = conditions, list(events)
-        if [e.at for e in self.events] != sorted(e.at for e in self.events):
+        if [line.at for line in self.events] != sorted(e.at for e in self.events):
             raise UserError(
-                f"the schedule's shares are {[e.at for e in self.events]}; put them in rising order"
+                f"the schedule's shares are {[line.at for line in self.events]}; put them in rising order"
             )
-        self._plants = any(event.blueprint not in GROWTH_BLUEPRINTS for event in self.events)
+        self._plants = any(line.blueprint not in GROWTH_BLUEPRINTS for line in self.events)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -97,13 +97,13 @@ class Schedule(Controller):
         self._batches, self._first = info.batches, True
         shape = (len(self.events), info.num_members, info.num_slots)
         self._remaining = torch.zeros(shape, dtype=torch.long, device=info.device)  # seeds still to plant
-        for k, event in enumerate(self.events):
-            slots = range(info.num_slots) if event.slots is None else event.slots
+        for k, line in enumerate(self.events):
+            slots = range(info.num_slots) if line.slots is None else line.slots
             if not set(slots) <= set(range(info.num_slots)):
                 raise UserError(
                     f"the schedule names slots {list(slots)}; this host has slots 0..{info.num_slots - 1}"
                 )
-            self._remaining[k, :, list(slots)] = event.times
+            self._remaining[k, :, list(slots)] = line.times
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"remaining": self._remaining, "first": torch.tensor(self._first)}
@@ -130,17 +130,17 @@ class Schedule(Controller):
         # At most one line a slot in a step: the earliest that is due takes it.
         free, blueprint = stage == Stage.DORMANT, torch.zeros_like(stage)
         lines = torch.zeros_like(self._remaining, dtype=torch.bool)
-        for k, event in enumerate(self.events):
-            lines[k] = (observation.progress >= event.at).unsqueeze(1) & (self._remaining[k] > 0) & free
-            blueprint = torch.where(lines[k], int(event.blueprint), blueprint)
+        for k, line in enumerate(self.events):
+            lines[k] = (observation.progress >= line.at).unsqueeze(1) & (self._remaining[k] > 0) & free
+            blueprint = torch.where(lines[k], int(line.blueprint), blueprint)
             free = free & ~lines[k]
         return lines, blueprint
 
     def _drop_other_budgets(self, updates: Tensor) -> None:
         """Drop the lines that are meant for other budgets.  # updates [N]: that a budget pays for"""
         self._first = False
-        for k, event in enumerate(self.events):
-            least, limit = event.updates
+        for k, line in enumerate(self.events):
+            least, limit = line.updates
             self._remaining[k] *= ((updates >= least) & (updates < limit)).unsqueeze(1)
 
     def _plant_and_advance(

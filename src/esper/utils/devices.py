@@ -17,8 +17,8 @@ from torch.nn.functional import embedding
 from esper.utils.errors import UserError
 from esper.utils.launch import Launch
 
-ROWS = ("cpu", "cuda")  # device types that a population runs on
-ANY = (*ROWS, "mps")  # device types that one model of the user runs on
+POPULATION_DEVICES = ("cpu", "cuda")  # device types that a population runs on
+MODEL_DEVICES = (*POPULATION_DEVICES, "mps")  # device types that one model of the user runs on
 # FLOPs of the forward pass of a batch below which a model counts as small. On two busy cores two threads took
 # 16 to 39 times as long as one up to 5e7, 4 to 13 times at 1e8 to 1.4e8, and 2 to 3 times from 2e8 on.
 SMALL_PASS = 2e8
@@ -27,7 +27,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BLOCK, KEPT_MEMORY = 2**30, 2**31 - 1
 
 
-def choose_device(name: str, local_rank: int = 0, kinds: tuple[str, ...] = ROWS) -> torch.device:
+def choose_device(name: str, local_rank: int = 0, kinds: Sequence[str] = POPULATION_DEVICES) -> torch.device:
     """Return the device of that name; 'auto' is the first CUDA device where there is one.
 
     Of several processes on one machine each has a GPU of its own as long as there are enough: 'auto' and
@@ -69,6 +69,8 @@ def memory_of(device: torch.device) -> int:
     """Return the memory of a device in bytes, used or free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
+    if not hasattr(os, "sysconf"):  # Windows
+        return sys.maxsize
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

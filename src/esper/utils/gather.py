@@ -129,7 +129,7 @@ def all_or_none(gather: Gather, work: Callable[[], Result]) -> Result:
     return result[0]
 
 
-PATIENCE = 1800.0  # seconds that the slowest process is waited for
+TIMEOUT = 1800.0  # seconds that the slowest process is waited for
 POLL_SECONDS = 0.02  # seconds between two reads of the store
 
 
@@ -138,12 +138,12 @@ class Processes(Gather):
 
     def __init__(self, launch: Launch) -> None:
         """Meet the other processes."""
-        self.patience = PATIENCE  # seconds that each process is waited for, in every collective
+        self.timeout = TIMEOUT  # seconds that each process is waited for, in every collective
         self.rank, self.size = launch.rank, launch.size
-        wait = timedelta(seconds=PATIENCE)
+        wait = timedelta(seconds=TIMEOUT)
         try:
             store, rank, size = next(rendezvous("env://", timeout=wait))
-            meeting = dist.PrefixStore(agree_on_prefix(store, rank, size, PATIENCE), store)  # type: ignore[attr-defined]
+            meeting = dist.PrefixStore(agree_on_prefix(store, rank, size, TIMEOUT), store)  # type: ignore[attr-defined]
             dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=wait)
         except RuntimeError as error:
             raise LostProcessError(f"the processes did not meet: {_first_line(error)}") from error
@@ -156,18 +156,18 @@ class Processes(Gather):
         """Return the messages of all processes; raise LostProcessError where one is gone."""
         received, begun = [b""] * self.size, time.monotonic()
         try:
-            dist.monitored_barrier(timeout=timedelta(seconds=self.patience))
+            dist.monitored_barrier(timeout=timedelta(seconds=self.timeout))
             dist.all_gather_object(received, message)
         except RuntimeError as error:
-            if time.monotonic() - begun < self.patience:
+            if time.monotonic() - begun < self.timeout:
                 what = "another process ended: look for what it said itself"
             else:
-                what = f"another process did not come within {self.patience:g} s: look whether it hangs"
+                what = f"another process did not come within {self.timeout:g} s: look whether it hangs"
             raise LostProcessError(f"{what} ({_first_line(error)})") from error
         return received
 
 
-def agree_on_prefix(store: Store, rank: int, size: int, patience: float) -> str:
+def agree_on_prefix(store: Store, rank: int, size: int, timeout: float) -> str:
     """Return a key prefix that all processes of this start share and no earlier start used.
 
     The store of torchrun outlives a restart, and with it the addresses of processes that are gone, so that
@@ -175,7 +175,7 @@ def agree_on_prefix(store: Store, rank: int, size: int, patience: float) -> str:
     writes a random token; the first one answers the newest token of each process with its own, which is the
     prefix, until all have confirmed it. Raises LostProcessError where one does not come in time.
     """
-    own, until = uuid4().hex, time.monotonic() + patience
+    own, until = uuid4().hex, time.monotonic() + timeout
     if rank > 0:
         store.set(f"token/{rank}", own)
         while not store.check([f"answer/{own}"]):
@@ -188,7 +188,7 @@ def agree_on_prefix(store: Store, rank: int, size: int, patience: float) -> str:
     missing, answered = set(range(1, size)), dict[int, str]()
     while missing:
         if time.monotonic() > until:
-            raise LostProcessError(f"process {min(missing)} did not come within {patience:g} s")
+            raise LostProcessError(f"process {min(missing)} did not come within {timeout:g} s")
         for other in sorted(missing):
             if store.check([f"confirmed/{own}/{other}"]):
                 missing.remove(other)

@@ -11,6 +11,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+SEED_MASK = 0x7FFFFFFF  # makes a hash a seed for torch: 31 bits, never negative
+
 
 class Stream(IntEnum):
     """What a number is drawn for; streams of one member never overlap."""

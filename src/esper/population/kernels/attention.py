@@ -22,7 +22,7 @@ LEAST = 16  # of each side of a product
 
 
 def attention_fits(time: int, head_width: int) -> bool:
-    """Whether a sequence is short enough for one program."""
+    """Return whether a sequence is short enough for one program."""
     return time <= LONGEST and head_width <= WIDEST
 
 
@@ -110,7 +110,7 @@ class RowAttention(torch.autograd.Function):
 
 
 def _launch(qkv: Tensor, heads: int) -> tuple[int, dict[str, float]]:
-    """How many programs there are, and the sizes that each of them is told."""
+    """Return the number of programs and the launch parameters."""
     time, width = qkv.shape[-2], qkv.shape[-1] // 3 // heads
     tall, wide = next_power(time, LEAST), next_power(width, LEAST)
     sizes = {"T": time, "scale": width**-0.5, "H": heads, "D": width, "BT": tall, "BD": wide}

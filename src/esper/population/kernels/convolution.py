@@ -265,19 +265,19 @@ def _weight_gradient(
 
 
 def to_channels_last(x: Tensor) -> Tensor:
-    """Signals as images, channels last in memory.  # [R, B, C, (H,) W] → [R, B, H, W, C]"""
+    """Return signals or images with channels last.  # [R, B, C, (H,) W] → [R, B, H, W, C]"""
     images = x if x.ndim == 5 else x.unsqueeze(3)
     return images.movedim(2, -1).contiguous()
 
 
 def to_channels_first(x: Tensor, like: Tensor) -> Tensor:
-    """[R, B, H, W, C] → [R, B, C, (H,) W]"""
+    """Invert `to_channels_last`.  # [R, B, H, W, C] → [R, B, C, (H,) W]"""
     images = x.movedim(-1, 2)
     return images if like.ndim == 5 else images.squeeze(3)
 
 
 def taps_first(w: Tensor) -> Tensor:
-    """[R, O, C / groups, *kernel] → [R, taps, C / groups, O]"""
+    """Return weights in the kernels' layout.  # [R, O, C / groups, *kernel] → [R, taps, C / groups, O]"""
     return w.flatten(3).permute(0, 3, 2, 1).contiguous()
 
 

@@ -112,7 +112,7 @@ class RowGelu(torch.autograd.Function):
 
 @cache
 def _tiling(rows: int, vectors: int, channels: int) -> tuple[int, int, dict[str, int]]:
-    """How many programs there are, and spans of vectors in a row, and the sizes that a program is told."""
+    """Return the number of programs, the spans of vectors in a row, and the launch parameters."""
     wide = min(next_power(channels), WIDEST)
     tall = min(TILE // wide, next_power(vectors))
     stacked = max(min(STACKED, vectors // (LEAST * tall)), 1)

@@ -229,7 +229,7 @@ class RowNorm(torch.autograd.Function):
 
 @cache
 def _tiling(images: int, pixels: int, channels: int, size: int) -> tuple[bool, dict[str, int]]:
-    """Whether a program holds whole samples, and the samples, pixels and channels that it holds.
+    """Return whether a program holds whole samples, and the launch parameters.
 
     size: elements of a tile of several samples
     """

@@ -23,7 +23,7 @@ def ceil_div(n: int, size: int) -> int:
 
 
 def dense_rows(x: Tensor) -> Tensor:
-    """Rows may lie apart, the elements of a row may not.  # [R, C]"""
+    """Return the rows with the elements of each next to each other in memory.  # [R, C]"""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Style
+from esper.lifecycle.actions import FIRST_GROWTH, STYLE_BLEND, Blend, Style
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import FORWARD_STAGES, Stage
 
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 NO_ROW = NO_BLEND = -1
-_HEARD = np.isin(np.arange(max(Stage) + 1), [int(s) for s in FORWARD_STAGES])
+_FORWARD = np.isin(np.arange(max(Stage) + 1), [int(s) for s in FORWARD_STAGES])
 _BLEND = np.array([int(STYLE_BLEND[style]) for style in Style])
 
 
@@ -60,10 +60,10 @@ class SlotView:
         stage, style, mode, _, folds, births, finished = np.moveaxis(numbers[..., :7], 2, 0)
         forms, blends = numbers[..., 7 : 7 + positions], numbers[..., 7 + positions :]
         # Clones and widenings are added, whatever their style.
-        adds = forms[..., :1] >= min(GROWTH_BLUEPRINTS)
+        adds = forms[..., :1] >= FIRST_GROWTH
         own = np.where(adds, int(Blend.ADD), _BLEND[style][..., None])
         view = SlotView(
-            alpha=np.where(_HEARD[stage], alpha, 0.0),
+            alpha=np.where(_FORWARD[stage], alpha, 0.0),
             training=stage == Stage.TRAINING,
             frozen=mode == AlphaMode.DOWN,
             form=forms,
