@@ -117,7 +117,10 @@ class Estimate:
         if self.advice == "do not grow" and self.per_parameter <= law.most:
             limit = f"above {most:,.0f} growth was level with plain training"
             if self.parameters < least:
-                limit = f"below {least:,.0f} growth was ahead in some runs and behind in others"
+                limit = (
+                    f"below {least:,.0f} growth was ahead in some runs and behind in others; try half of the "
+                    "depth beside it"
+                )
             return f"{self.name} has {self.parameters:,} parameters without embeddings, and {limit}"
         if self.advice == "do not grow" and not law.most:
             return f"{seen}, and growth was level with plain training or behind for such data"
