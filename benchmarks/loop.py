@@ -20,7 +20,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -148,8 +148,8 @@ PHASES: tuple[tuple[str, Callable[[Trainer], Any], str], ...] = (
     ("train", lambda t: t.environment.population, "train_epoch"),
     ("validate", lambda t: t.environment.population, "validate"),
     ("decide", lambda t: t.learners["agent"].agent, "act"),
-    ("apply", lambda t: t.environment, "_grow"),
-    ("settle", lambda t: t.environment, "_settle"),
+    ("apply", lambda t: t.environment, "_apply"),
+    ("finish", lambda t: t.environment, "_finish"),
     ("update", lambda t: t.learners["agent"].agent, "update"),
 )
 
@@ -226,11 +226,11 @@ def phase_clock(trainer: Trainer, device: torch.device) -> Iterator[dict[str, fl
 
         return run
 
-    for name, owner, method in PHASES:
-        setattr(owner(trainer), method, timed(name, getattr(owner(trainer), method)))
-    yield seconds
-    for _, owner, method in PHASES:
-        delattr(owner(trainer), method)
+    with ExitStack() as patched:
+        for name, owner, method in PHASES:
+            call = timed(name, getattr(owner(trainer), method))
+            patched.enter_context(patch.object(owner(trainer), method, call))
+        yield seconds
 
 
 def count_syncs(trainer: Trainer) -> int:

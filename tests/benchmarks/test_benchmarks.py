@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import members, progressive, roofline, textbook
+from benchmarks import loop, members, population, progressive, roofline, textbook
 from benchmarks.common import line_of, read_results
 from benchmarks.hot_paths import features_by_slot, main, masks_preallocated
 from benchmarks.population import Result
@@ -56,6 +57,22 @@ def test_the_mends_of_the_review_compute_what_the_baselines_compute() -> None:
     assert torch.equal(features_one_by_one(reports, config), features_by_slot(reports, config))
 
 
+def test_a_whole_step_and_a_population_are_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--members", "2", "--device", "cpu", "--json"]
+    monkeypatch.setattr(sys, "argv", ["loop", *few, "--steps", "2", "--warm", "1", "--rounds", "1"])
+    loop.main()
+    (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert set(line["shares"]) == {name for name, _, _ in loop.PHASES}
+    assert all(share > 0 for share in line["shares"].values())
+    assert sum(line["shares"].values()) == pytest.approx(1, abs=0.01)
+    monkeypatch.setattr(sys, "argv", ["population", *few, "--repeats", "1", "--batches", "1"])
+    population.main()
+    for line in map(json.loads, capsys.readouterr().out.splitlines()):
+        assert line["ratio"] == pytest.approx(line["baseline_ms"] / line["ours_ms"], rel=0.05)
+
+
 def test_a_grown_loop_is_measured_beside_a_plain_one(capsys: pytest.CaptureFixture[str]) -> None:
     progressive.main(["resnet", "--seconds", "0", "--json"])
     row = json.loads(capsys.readouterr().out)
@@ -69,9 +86,9 @@ def test_hosts_and_textbook_networks_train_for_the_same_flops() -> None:
     task = load_task("letter")
     hosts = textbook.make_hosts(family, task, "cpu", [0, 1], [1e-2] * 2)
     np.testing.assert_allclose(play(hosts, Static(), 0).spent[-1], 2e7)
-    loop = textbook.PlainLoop(family, task, "cpu")
-    step = 3 * family.batch * textbook.forward_flops(loop.model, task.train.inputs[:1])
-    assert loop.steps * step == pytest.approx(2e7, abs=step)
+    plain = textbook.PlainLoop(family, task, "cpu")
+    step = 3 * family.batch * textbook.forward_flops(plain.model, task.train.inputs[:1])
+    assert plain.steps * step == pytest.approx(2e7, abs=step)
     for train in textbook.SIDES.values():
         side = train(family, task, 2, "cpu")
         assert side.rate == 1e-2  # the other one hardly moves

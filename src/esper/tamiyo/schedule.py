@@ -70,7 +70,7 @@ class Schedule(Controller):
         conditions: under which it is known to do no harm, if it is meant for those only.
         """
         self.conditions, self.events = conditions, list(events)
-        if [line.at for line in self.events] != sorted(e.at for e in self.events):
+        if [line.at for line in self.events] != sorted(line.at for line in self.events):
             raise UserError(
                 f"the schedule's shares are {[line.at for line in self.events]}; put them in rising order"
             )
