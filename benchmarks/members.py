@@ -41,11 +41,12 @@ from benchmarks.common import line_of, machine_name, read_results, synchronize
 from esper.lifecycle.slot_states import SlotStates
 from esper.population import network
 from esper.population.config import PopulationConfig
-from esper.population.data import Clock, MemberData
+from esper.population.data import Clock
 from esper.population.hosts import Host, build_host
 from esper.population.population import Population
 from esper.simic.costs import TRAINING_PASSES, ForwardCosts
 from studies.command_line import existing_device, positive
+from tests.slots import shared_data
 
 BATCH, BATCHES, CLASSES = 64, 8, 10
 CLIP_NORM = 5.0  # as a population clips by default
@@ -205,7 +206,7 @@ class Measurement:
         with patch.object(network, "convolution_method", return_value=method):
             population = Population(self.make, config, torch.arange(members), device=self.device)
         states = SlotStates.empty(members, population.num_slots, self.device)
-        data = MemberData.shared(self.inputs, self.targets, members).to(self.device)
+        data = shared_data(self.inputs, self.targets, members).to(self.device)
         return partial(population.train_epoch, states, data, Clock(0, 0, 10))
 
     def timed(

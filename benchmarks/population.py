@@ -32,7 +32,7 @@ from esper.population.hosts import Host, build_host
 from esper.population.population import Population
 from esper.utils.devices import keep_freed_memory
 from studies.command_line import existing_device, positive
-from tests.slots import SlotRecord, states_from_records
+from tests.slots import SlotRecord, shared_data, states_from_records
 
 BLUEPRINTS = {
     "cnn": (Blueprint.CONV_LIGHT, Blueprint.NORM, Blueprint.DEPTHWISE, Blueprint.CONV_SMALL),
@@ -148,7 +148,7 @@ def planted(
     states = random_states(num_members, population.num_slots, seeds, args.host).to(device)
     population.germinate(states.blueprint >= 0, states.blueprint)
     inputs, targets = torch.randn(1024, *shape, device=device), torch.randint(0, 10, (1024,), device=device)
-    return population, states, MemberData.shared(inputs, targets, num_members).to(device)
+    return population, states, shared_data(inputs, targets, num_members).to(device)
 
 
 def measure(args: argparse.Namespace, num_members: int, seeds: bool) -> Result:

@@ -6,10 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from esper.lifecycle.actions import AlphaCurve, Style, Tempo
+from esper.lifecycle.actions import Actions, AlphaCurve, Head, Style, Tempo
 from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates
 from esper.lifecycle.stages import Stage
+from esper.population.data import MemberData
+
+
+def actions_of(rows: Sequence[dict[Head, int]], device: torch.device | str = "cpu") -> Actions:
+    """Build actions from rows; heads that are not named are 0: `actions_of([{Head.OP: Op.WAIT}])`."""
+    choices = [[int(row.get(head, 0)) for head in Head] for row in rows]
+    return Actions(torch.tensor(choices, dtype=torch.long, device=device).reshape(len(rows), len(Head)))
+
+
+def shared_data(inputs: Tensor, targets: Tensor, num_members: int) -> MemberData:
+    """Give one task to all members."""
+    task_of = torch.zeros(num_members, dtype=torch.long, device=inputs.device)
+    return MemberData(inputs[None], targets[None], task_of)
 
 
 @dataclass(frozen=True)

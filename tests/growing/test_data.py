@@ -131,13 +131,6 @@ def test_every_form_gives_the_same_tensors(given: Any) -> None:
     assert (inputs.dtype, targets.dtype) == (torch.float32, torch.long)
 
 
-def test_tensors_are_read_by_one_indexing_for_a_batch_also_where_a_part_is_held_back() -> None:
-    train, val = make_loaders((X, Y), None, check_settings({}))
-    assert all(isinstance(loader.dataset, TensorDataset) for loader in (train, val))  # type: ignore[attr-defined]
-    rows = torch.cat([loader.dataset.tensors[0] for loader in (train, val)])  # type: ignore[attr-defined]
-    assert sorted(rows.tolist()) == sorted(X.tolist())
-
-
 def test_validation_is_held_back_by_the_seed_and_a_part_of_it_is_drawn() -> None:
     first, again, other = (held_back((X, Y), seed=seed) for seed in (1, 1, 2))
     assert len(first) == 5

@@ -21,7 +21,7 @@ from tests.lifecycle import reference as ref
 from tests.lifecycle.strategies import Step, episode, fits_of, random_evidence
 from tests.operations import count_operations
 from tests.scenes import random_states
-from tests.slots import SlotRecord, states_from_records
+from tests.slots import SlotRecord, actions_of, states_from_records
 
 RULES = LifecycleConfig()
 
@@ -89,7 +89,7 @@ def test_actions_one_after_the_other_tell_their_first_op_and_all_that_began() ->
         {Head.OP: Op.ADVANCE},
         {Head.OP: Op.FOSSILIZE},  # not legal yet
     ):
-        outcomes.append(apply(states, Actions.of([action]), good(states), RULES, fits_of(states)))
+        outcomes.append(apply(states, actions_of([action]), good(states), RULES, fits_of(states)))
         states = outcomes[-1].states
     joined = merge_outcomes(outcomes)
     assert (joined.asked_op.item(), joined.executed_op.item()) == (Op.GERMINATE, Op.GERMINATE)
@@ -250,7 +250,7 @@ def outcome_of(
     record: SlotRecord, op: Op, blueprint: int = 1, topology: str = "cnn", **evidence: float
 ) -> tuple[bool, int]:
     measured = SlotEvidence.unmeasured(1, 1).replace(**{n: torch.tensor([[v]]) for n, v in evidence.items()})
-    action = Actions.of([{Head.OP: op, Head.BLUEPRINT: blueprint}])
+    action = actions_of([{Head.OP: op, Head.BLUEPRINT: blueprint}])
     states = states_from_records([[record]])
     outcome = apply(states, action, measured, RULES, fits_of(states, topology))
     assert outcome.legal.item(), "a gate is asked about legal actions only"

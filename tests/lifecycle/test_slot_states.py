@@ -13,7 +13,7 @@ from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.action_masks import SlotMaskState, compute_batch_masks
 from tests.scenes import random_states
-from tests.slots import SlotRecord, states_from_records
+from tests.slots import SlotRecord, actions_of, states_from_records
 
 
 def test_empty_is_dormant_and_enabled() -> None:
@@ -68,8 +68,8 @@ def test_unknown_stages_are_refused_at_every_entrance(value: int) -> None:
 
 def test_actions_check_their_shape() -> None:
     assert Actions.wait(3)[Head.OP].tolist() == [0, 0, 0]
-    assert Actions.of([{Head.OP: Op.PRUNE, Head.SLOT: 2}]).choices.tolist() == [[2, 0, 0, 0, 0, 0, 0, 3]]
-    assert len(Actions.of([])) == 0
+    assert actions_of([{Head.OP: Op.PRUNE, Head.SLOT: 2}]).choices.tolist() == [[2, 0, 0, 0, 0, 0, 0, 3]]
+    assert len(actions_of([])) == 0
     for shape in ((3,), (3, 7), (2, 3, 8)):
         with pytest.raises(ValueError, match=r"expected \[members, 8\]"):
             Actions(torch.zeros(shape, dtype=torch.long))

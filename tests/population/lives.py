@@ -15,11 +15,11 @@ from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.config import PopulationConfig
-from esper.population.data import Clock, MemberData
+from esper.population.data import Clock
 from esper.population.hosts import HOST_PRESETS, Host
 from esper.population.population import Population
 from tests.population.worlds import CLASSES, SMALL, Fold, OneAfterAnother, plant, record
-from tests.slots import SlotRecord, states_from_records
+from tests.slots import SlotRecord, shared_data, states_from_records
 
 ALPHAS = (0.25, 0.5, 0.75, 1.0)  # the plan holds them in float32
 GROWN_STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
@@ -73,7 +73,7 @@ class Life:
         targets = torch.randint(CLASSES, (24, *shape) if preset == "gpt" else (24,), generator=dice)
         if preset == "gpt":
             inputs = torch.randint(CLASSES, (24, *shape), generator=dice)
-        self.data = MemberData.shared(inputs, targets, members)
+        self.data = shared_data(inputs, targets, members)
         self.inputs = inputs[:5]
         self.states = SlotStates.empty(members, self.population.num_slots)
         self.folds: list[list[Fold]] = [[] for _ in range(members)]

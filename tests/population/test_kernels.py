@@ -18,13 +18,13 @@ from esper.population.blocks import (
 )
 from esper.population.blueprints import build_blueprint
 from esper.population.config import PopulationConfig
-from esper.population.data import Clock, MemberData
+from esper.population.data import Clock
 from esper.population.hosts import Host, TokenEmbedding, build_host
 from esper.population.optimizer import RowWeights, clip_rows, learn_rows, step_rows
 from esper.population.population import Population
 from esper.population.row_module import ParameterLayout, RowModule
 from tests.population.worlds import every_pair, fading, record, seeds_of
-from tests.slots import states_from_records
+from tests.slots import shared_data, states_from_records
 
 pytestmark = pytest.mark.gpu
 
@@ -238,7 +238,7 @@ def grown(host: str, device: str, precision: str, batches: int) -> Grown:
     inputs = torch.randn(64, *shape, generator=dice)
     targets = torch.randint(0, classes, (64, *shape) if preset == "gpt" else (64,), generator=dice)
     tokens = torch.randint(0, classes, (64, *shape), generator=dice)
-    data = MemberData.shared(tokens if preset == "gpt" else inputs, targets, len(pairs)).to(device)
+    data = shared_data(tokens if preset == "gpt" else inputs, targets, len(pairs)).to(device)
     for course in range(2):
         states = plant(population, pairs)
         for epoch in range(2):

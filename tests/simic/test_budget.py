@@ -21,6 +21,7 @@ from esper.simic.trainer import CONTROL, Trainer
 from esper.tamiyo.scripted import Static
 from tests.scenes import nothing_is_empty
 from tests.simic.worlds import GAMMA, make_agent, make_environment, make_residual, make_spec
+from tests.slots import actions_of
 
 WAIT: dict[Head, int] = {}
 PLANT = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.MLP, Head.ALPHA_TARGET: 2, Head.TEMPO: 0}
@@ -36,7 +37,7 @@ def live(environment: GrowthEnvironment, grows: bool = True, uses_metrics: bool 
     others = [WAIT] * (environment.num_members - 1)
     while not environment.done:
         first = RAISE if grows and environment.clock == 0 else (WAIT,)
-        results.append(environment.step([Actions.of([action, *others]) for action in first]))
+        results.append(environment.step([actions_of([action, *others]) for action in first]))
     return results
 
 
@@ -64,12 +65,12 @@ def test_the_budget_of_one_member_ends_it_and_nobody_else() -> None:
 def test_nothing_of_a_finished_member_changes_any_more() -> None:
     environment = make_environment(members=(0, 1), episode=COMPUTE)
     environment.reset(0, uses_metrics=False)
-    environment.step([Actions.of([action, WAIT]) for action in RAISE])
+    environment.step([actions_of([action, WAIT]) for action in RAISE])
     while not environment.population.finished[0]:
         environment.step(Actions.wait(2))
     before, slots = environment.population.snapshot(), environment.slots
     spent, parameters = environment.flops.clone(), environment.parameters.clone()
-    result = environment.step(Actions.of([{Head.OP: Op.SET_ALPHA_TARGET, Head.SLOT: 0}, WAIT]))
+    result = environment.step(actions_of([{Head.OP: Op.SET_ALPHA_TARGET, Head.SLOT: 0}, WAIT]))
     assert result.active.tolist() == [False, True]
     assert (result.reward[0], result.terminated[0], result.panicked[0]) == (0, False, False)
     assert result.outcome.executed_op[0] == Op.WAIT
@@ -87,7 +88,7 @@ def test_nothing_of_a_finished_member_changes_any_more() -> None:
 def test_the_last_step_may_cost_more_than_is_left_and_is_charged_up_to_the_budget() -> None:
     environment = make_environment(members=(0, 1), episode=COMPUTE)
     environment.reset(0, uses_metrics=False)
-    environment.step([Actions.of([action, WAIT]) for action in RAISE])
+    environment.step([actions_of([action, WAIT]) for action in RAISE])
     unbounded = environment.flops.clone()
     while not environment.population.finished[0]:
         assert unbounded[0] < environment.budget[0] * (1 - 1e-9), "nobody goes on without a budget"
@@ -189,7 +190,7 @@ WIDEN = CLONE | {Head.BLUEPRINT: Blueprint.WIDEN_FULL}
 def test_new_units_train_a_step_with_a_count_of_their_own_before_they_are_folded_in() -> None:
     environment = make_residual(folds=2)
     environment.reset(0, uses_metrics=False)
-    environment.step([Actions.of([action, WAIT]) for action in (WIDEN, FOSSILISE)])
+    environment.step([actions_of([action, WAIT]) for action in (WIDEN, FOSSILISE)])
     assert environment.slots.stage[0, 0] == Stage.FOSSILIZED
     population = environment.population
     stopped = mock.patch.object(population, "run_training", side_effect=KeyboardInterrupt)
@@ -207,7 +208,7 @@ def test_a_rollback_gives_the_room_of_a_fold_back() -> None:
     environment = make_residual(members=(0, 1), steps=9, folds=2)
     environment.reset(0, uses_metrics=False)
     environment.population.hosts.weights[0] = torch.nan
-    result = environment.step([Actions.of([action] * 2) for action in (CLONE, FOSSILISE)])
+    result = environment.step([actions_of([action] * 2) for action in (CLONE, FOSSILISE)])
     assert result.panicked.tolist() == [True, False]
     assert environment.slots.room.tolist() == [[2], [1]]
     assert environment.slots.stage[:, 0].tolist() == [Stage.DORMANT, Stage.DORMANT]

@@ -22,6 +22,7 @@ from esper.tamiyo.controller import EpisodeInfo
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tamiyo.scripted import RandomLegal
 from tests.simic.worlds import GAMMA, make_agent, make_environment
+from tests.slots import actions_of
 
 PLANT = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.MLP_SMALL, Head.ALPHA_TARGET: 2, Head.TEMPO: 0}
 ADVANCE = {Head.OP: Op.ADVANCE}
@@ -30,7 +31,7 @@ TOLERANCE = 1e-4
 
 
 def everyone(environment: GrowthEnvironment, action: dict[Head, int]) -> Actions:
-    return Actions.of([action] * environment.num_members)
+    return actions_of([action] * environment.num_members)
 
 
 def poison(environment: GrowthEnvironment, row: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle.actions import Actions, Blueprint, Head, Op
+from esper.lifecycle.actions import Blueprint, Head, Op
 from esper.lifecycle.stages import Stage
 from esper.population.forms import NO_FORM
 from esper.simic import governor
@@ -19,7 +19,7 @@ from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.governor import Governor, LossHistory, grown_since, judge
 from tests.simic.worlds import make_environment
-from tests.slots import SlotRecord, states_from_records
+from tests.slots import SlotRecord, actions_of, states_from_records
 
 CHANCE = math.log(10)
 
@@ -103,7 +103,7 @@ PLANT = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.MLP_SMALL, Head.ALPHA_
 def act(environment: GrowthEnvironment, action: dict[Head, int], poisoned: bool = False) -> object:
     if poisoned:
         environment.population.hosts.weights[0] = math.nan
-    return environment.step(Actions.of([action] * environment.num_members))
+    return environment.step(actions_of([action] * environment.num_members))
 
 
 def test_a_rollback_keeps_a_seed_that_did_not_move() -> None:

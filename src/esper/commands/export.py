@@ -63,6 +63,8 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
     """Write a program as ONNX; raise a UserError where it cannot be converted or computes otherwise."""
     import torch
 
+    from esper.runs.files import disk_errors
+
     # The converter imports them late, and would fail in the middle with an error of its own.
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "onnx", "an export to ONNX")
@@ -81,7 +83,8 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
         torch.testing.assert_close(list(found), wanted, rtol=1e-3, atol=1e-4)
     except AssertionError as error:
         raise UserError(f"the ONNX network computes otherwise than the original: {one_line(error)}") from None
-    converted.save(str(path))
+    with disk_errors("write", path):
+        converted.save(str(path))
 
 
 def model_card(folder: RunFolder, program: ExportedProgram, formats: list[str]) -> str:

@@ -226,10 +226,11 @@ class Growth:
         model = self.bodies.model
         if not trainable_parameters(model):
             raise UserError(
-                f"all parameters of {type(model).__name__} are frozen; give beyond=True or a controller"
+                f"all parameters of {type(model).__name__} are frozen; give beyond=True, or unfreeze some"
             )
         try:
-            if pretrained or bool(getattr(model, "name_or_path", None)):  # transformers marks such models
+            # transformers marks such models, but also those that AutoConfig alone was loaded for.
+            if pretrained or (not asked and bool(getattr(model, "name_or_path", None))):
                 raise UserError(f"{type(model).__name__} was loaded from a checkpoint")
             total, self.remarks = self.bodies.grow_into(epochs, equal_compute, asked)
             self.controller_name = INTO
@@ -387,10 +388,7 @@ def _describe_host(bodies: LivePopulation) -> tuple[HostPart, ...]:
 def _progress_bar(
     done: int, epochs: int, score_name: str, show: bool, title: str
 ) -> Iterator[Callable[[Observation], None]]:
-    """Show the epochs done, with score and living seeds; yields what updates it after an epoch.
-
-    done: epochs of an earlier process, from which the run goes on
-    """
+    """Show the epochs, `done` ahead of this run, with score and seeds; yields what updates it after one."""
     console = Console(stderr=True)
     shown = show and console.is_terminal
     status = TextColumn("{task.fields[status]}")

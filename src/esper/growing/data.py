@@ -67,15 +67,11 @@ def make_loaders(
     for name, data in (("train", train), ("val", val)):
         if isinstance(data, Dataset) and length_of(data) == 0:
             raise UserError(f"{name} has no samples; give at least one")
-    tables = isinstance(train, TensorDataset)
     if val is None:
         if not isinstance(train, Dataset) or not isinstance(train, Sized) or len(train) < 2:
             raise UserError("val is missing and train cannot be divided; give a loader for validation as val")
         held = max(1, round(VALIDATION_SHARE * len(train)))
-        parts: Any = random_split(train, [len(train) - held, held], generator)
-        if tables:  # batches of which are read by one indexing
-            parts = [TensorDataset(*train[part.indices]) for part in parts]
-        train, val = parts
+        train, val = random_split(train, [len(train) - held, held], generator)
     most = settings.training.get("validation_samples")
     # Of a stream without a length the first samples are taken when it is read.
     if most is not None and length_of(val) is not None:

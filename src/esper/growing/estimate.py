@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from esper.growing.progressive import FEWEST_BLOCKS, count_flops, drop_nested, find_blocks
+from esper.growing.progressive import FEWEST_BLOCKS, count_flops, drop_nested, find_blocks, refuse_lazy
 from esper.simic.costs import TRAINING_PASSES
 from esper.utils.errors import UserError
 
@@ -117,10 +116,7 @@ class Estimate:
         if self.advice == "do not grow" and self.per_parameter <= law.most:
             limit = f"above {most:,.0f} growth was level with plain training"
             if self.parameters < least:
-                limit = (
-                    f"below {least:,.0f} growth was ahead in some runs and behind in others; try half of the "
-                    "depth beside it"
-                )
+                limit = f"below {least:,.0f} growth was ahead in some runs, half of the depth in others"
             return f"{self.name} has {self.parameters:,} parameters without embeddings, and {limit}"
         if self.advice == "do not grow" and not law.most:
             return f"{seen}, and growth was level with plain training or behind for such data"
@@ -196,13 +192,13 @@ def estimate(
             f"{given} given; give --tokens N (tokens=N in Python) for a language model, or --samples N "
             "(samples=N) for one label a sample"
         )
-    numbers: dict[str, Any] = {"tokens": tokens, "samples": samples, "epochs": epochs}
-    for name, value in numbers.items():
-        known = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if value is not None and not (known and 0 < value < math.inf):
+    for name, value in {"tokens": tokens, "samples": samples, "epochs": epochs}.items():
+        if value is not None and not _is_positive(value):
             raise UserError(f"{name} is {value!r}; give a number above 0")
     targets = samples * epochs if samples is not None else tokens or 0.0
-    find_blocks(model)  # refuses lazy layers, which cannot be counted
+    refuse_lazy(model, type(model).__name__)
+    if callable(example):
+        raise UserError("example is a function; give the arguments of the model, a tensor, a tuple or a dict")
     forward = math.nan if any(p.ndim > 2 for p in model.parameters()) else 2.0 * count_parameters(model)
     if example is not None:
         leaves = tree_leaves(dict(example) if isinstance(example, Mapping) else example)
@@ -210,6 +206,13 @@ def estimate(
         forward = count_flops(model, example) / (1 if tokens is None or not shapes else max(1, shapes[0]))
     law = SAMPLES if tokens is None else TOKENS
     return estimate_targets(model, targets, TRAINING_PASSES * forward * targets, law, epochs)
+
+
+def _is_positive(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool | str) and 0 < float(value) < math.inf
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def estimate_targets(model: nn.Module, targets: float, flops: float, law: Law, epochs: float) -> Estimate:

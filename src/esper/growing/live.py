@@ -152,7 +152,7 @@ class LivePopulation:
     def _attach_slots(self, names: SlotNames | None, grows: bool) -> LiveModel:
         model, criterion, loaders = self.model, self.criterion, (self.train_loader, self.val_loader)
         train = first_batch("train", loaders[0])
-        self.batch_samples = count_samples(train)  # of the first batch of train
+        self.batch_samples = getattr(loaders[0], "batch_size", None) or count_samples(train)
         val = to_device(first_batch("val", loaders[1]), self.model_device)
         with self._autocast():  # so that slots have the dtypes of training
             specs = find_slots(model, lambda: criterion.check(model, "val", val), names)

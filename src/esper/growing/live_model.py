@@ -96,10 +96,7 @@ class LiveSlot(nn.Module):
             self.alpha = before
 
     def gradient_stats(self, device: torch.device) -> Tensor:
-        """Return the norm of the seed's gradients, and the shares of tensors where they vanish and explode.
-
-        → [3] on a device, NaN where nothing was trained
-        """
+        """Return norm and shares of vanishing and exploding tensors of the gradients, NaN without.  # → [3]"""
         grads = [p.grad for p in self.seed.parameters() if p.grad is not None] if self.seed else []
         if not grads:
             return torch.full((3,), float("nan"), device=device)

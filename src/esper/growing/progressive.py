@@ -42,8 +42,8 @@ FEWEST_BLOCKS = 4
 # At equal compute later times are better. `esper.estimate` gives both.
 GROW_AT = 0.13
 PLAIN_CHECKPOINT = (
-    "the checkpoint is of a run without growth, whose trained blocks copies would overwrite; leave the "
-    "callback out"
+    "this run has trained without growth, whose progress is not saved with it, and copies would overwrite "
+    "trained blocks; leave the callback out"
 )
 
 # Of a block that returns a tensor: (). Of one that returns a tuple: which argument each entry is, or None.
@@ -80,7 +80,7 @@ class BlockList:
     names: tuple[str, ...]
     blocks: tuple[nn.Module, ...]
     skip: Skip
-    patches: dict[nn.Module, Any] = field(default_factory=dict)  # forwards that others gave to blocks
+    skipped: dict[nn.Module, Any] = field(default_factory=dict)  # and the forward that each had of its own
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -88,7 +88,7 @@ class BlockList:
     @property
     def active(self) -> list[int]:
         """Indices of the blocks that run."""
-        return [k for k, block in enumerate(self.blocks) if not isinstance(_own_forward(block), Skip)]
+        return [k for k, block in enumerate(self.blocks) if block not in self.skipped]
 
     def activate(self, wanted: Iterable[int]) -> None:
         """Let these blocks run and skip all others."""
@@ -96,20 +96,15 @@ class BlockList:
         for k, block in enumerate(self.blocks):
             # An attribute of the instance goes ahead of the method of its class. Others use that too, such as
             # accelerate, which moves the weights of a block to its device there.
-            own = _own_forward(block)
+            own = vars(block).pop("forward", None)
+            if block in self.skipped:
+                own = self.skipped.pop(block)
+            own = None if isinstance(own, Skip) else own  # of a copy that was made while blocks were skipped
             if k not in chosen:
-                if own is not None and not isinstance(own, Skip):
-                    self.patches[block] = own
-                block.forward = self.skip
-            elif isinstance(own, Skip):
-                del block.forward
-                if block in self.patches:
-                    block.forward = self.patches.pop(block)
-
-
-def _own_forward(block: nn.Module) -> Any:
-    """Return the forward that a block has besides that of its class, or None."""
-    return vars(block).get("forward")
+                self.skipped[block] = own
+                own = self.skip
+            if own is not None:
+                block.forward = own
 
 
 def find_blocks(model: nn.Module) -> list[BlockList]:
@@ -120,9 +115,6 @@ def find_blocks(model: nn.Module) -> list[BlockList]:
     frozen parameters are left alone: a copy would overwrite what they keep. Raises a UserError for lazy
     layers that have not run yet.
     """
-    lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
-    if lazy is not None:
-        raise UserError(f"{lazy} of {type(model).__name__} has no shape yet; run the model on a batch first")
     found: list[BlockList] = []
     for path, container in model.named_modules():
         if not isinstance(container, nn.ModuleList | nn.Sequential):
@@ -134,29 +126,45 @@ def find_blocks(model: nn.Module) -> list[BlockList]:
             parameters = [*blocks[0].parameters()]
             is_block = any(True for _ in blocks[0].children()) and bool(parameters)
             if is_block and len(blocks) > 1 and all(p.requires_grad for p in parameters):
+                refuse_lazy(blocks[0], names[0])
                 found.append(BlockList(names, blocks, Skip()))
     return found
+
+
+def refuse_lazy(module: nn.Module, called: str) -> None:
+    """Raise a UserError for lazy layers that have not run yet."""
+    lazy = next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
+    if lazy is not None:
+        raise UserError(f"{lazy} of {called} has no shape yet; run the model on a batch first")
 
 
 def drop_nested(lists: Sequence[BlockList]) -> list[BlockList]:
     """Leave out lists within a block of another: what is part of a block is skipped with it.
 
-    Where the outer ones have too few blocks, as stages of a network, they are left out instead.
+    Where there are too few blocks, those that are sequences are stages, and their entries the blocks.
     """
     kept: list[BlockList] = []
     for each in lists:
         inside = (each.names[0].startswith(f"{name}.") for other in kept for name in other.names)
         if not any(inside):
             kept.append(each)
-    inner = [each for each in lists if each not in kept]
-    return drop_nested(inner) if inner and sum(map(len, kept)) < FEWEST_BLOCKS else kept
+    pairs = [pair for each in kept for pair in zip(each.names, each.blocks, strict=True)]
+    stages = {name for name, block in pairs if type(block) is nn.Sequential}
+    rows = [each for each in lists if each.names[0].rpartition(".")[0] in stages]
+    return rows if rows and sum(map(len, kept)) < FEWEST_BLOCKS else kept
 
 
 def _signature(block: nn.Module) -> tuple[Any, ...]:
     tensors = (*block.named_parameters(), *block.named_buffers())
-    shapes = {name: (tuple(value.shape), value.requires_grad) for name, value in tensors}
-    names = ("stride", "padding", "dilation")  # of convolutions and pooling
-    return type(block), shapes, [[getattr(m, name, None) for name in names] for m in block.modules()]
+    shapes = {
+        name: (None if is_lazy(value) else tuple(value.shape), value.requires_grad) for name, value in tensors
+    }
+    strides = {  # of convolutions and pooling
+        name: (layer.stride, getattr(layer, "dilation", None))
+        for name, layer in block.named_modules()
+        if isinstance(getattr(layer, "stride", None), int | tuple)
+    }
+    return type(block), shapes, strides
 
 
 def choose_active(count: int, sizes: Sequence[int], order: str) -> list[list[int]]:
@@ -304,7 +312,8 @@ class Progressive:
 
         Raises a UserError where the optimizer had trained a skipped block before, and no state was loaded.
         """
-        if self._trained:
+        if self._trained and not self.whole:
+            self.set_stage(len(self.grow_steps))  # for whoever goes on without growth
             raise UserError(
                 f"{self._trained} was trained before, and is to be overwritten by a copy: train the model "
                 "plainly, or give load_state_dict() the progress that was saved with it"
@@ -421,40 +430,44 @@ class Progressive:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; weights are not copied, they come with the model's own state."""
-        own = self.state_dict()
-        state = {"stages": own["stages"], **state} if isinstance(state, Mapping) else {}  # none before 0.2.5
-        known = all(name == "tied" or type(state.get(name)) is type(own[name]) for name in own)
-        if not known or not all(isinstance(form, list) for form in state["forms"]):
-            raise UserError("the saved progress is not what state_dict() of a Progressive returns; give that")
-        same = state["stages"] == own["stages"] and len(state["forms"]) == len(self.lists)
-        same = same and (state.get("tied") is None) == (self.tied is None)
-        if not same or not 0 <= state["stage"] <= len(self.grow_steps):
+        try:
+            counts = {name: int(state[name]) for name in ("steps_done", "total_steps", "stage", "grown_at")}
+            forms = [tuple(None if k is None else int(k) for k in form) for form in state["forms"]]
+            tied = state["tied"] is not None
+        except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
+            raise UserError(
+                "the saved progress is not what state_dict() of a Progressive returns; give that"
+            ) from error
+        # Those saved before 0.2.5 have no stages.
+        same = state.get("stages", stages := self.state_dict()["stages"]) == stages
+        same = same and len(forms) == len(self.lists) and tied == (self.tied is not None)
+        if not same or not 0 <= counts["stage"] <= len(self.grow_steps):
             raise UserError(
                 "the saved progress is of another model or schedule; give the same model, start, order, tied "
                 "and number of times in grow_at"
             )
-        if self._shared and state["stage"] != self.stage:
+        if self._shared and counts["stage"] != self.stage:
             raise UserError("blocks of this model are tied now; load the saved states into a new one")
-        if state["total_steps"] != self.total_steps and state["stage"] < len(self.grow_steps):
+        if counts["total_steps"] != self.total_steps and counts["stage"] < len(self.grow_steps):
             warnings.warn(
-                f"this run has {self.total_steps} steps, the saved one had {state['total_steps']}; growth is "
-                f"after steps {self.grow_steps} now",
+                f"this run has {self.total_steps} steps, the saved one had {counts['total_steps']}; growth "
+                f"is after steps {self.grow_steps} now",
                 stacklevel=2,
             )
-        self.steps_done, self._trained = state["steps_done"], ""
-        for each, form in zip(self.lists, state["forms"], strict=True):
-            each.skip.form = tuple(form)
-        self.set_stage(state["stage"])
-        self.grown_at = state["grown_at"]
+        self.steps_done, self.grown_at, self._trained = counts["steps_done"], counts["grown_at"], ""
+        for each, form in zip(self.lists, forms, strict=True):
+            each.skip.form = form
+        self.set_stage(counts["stage"])
         self._hook_rates()
 
     def _find_trained(self) -> str:
-        """Return the name of a skipped block that the optimizer has trained before, or "" for none."""
+        """Return the name of a skipped block that the optimizer's state shows to be trained, "" for none."""
         for each in self.lists:
             for k in set(range(len(each))) - set(each.active):
                 states = [o.state.get(p, {}) for o in self.optimizers for p in each.blocks[k].parameters()]
-                # Some optimizers, such as Adagrad, make the state of a parameter before its first step.
-                if any(state and float(state.get("step", 1)) > 0 for state in states):
+                # Some optimizers make the state of a parameter before its first step, all zeros.
+                values = [v for state in states if state.get("step", 1) for v in state.values()]
+                if any(isinstance(v, Tensor) and v.ndim and bool(v.any()) for v in values):
                     return each.names[k]
         return ""
 
@@ -480,7 +493,7 @@ class Progressive:
 def end_training(grower: Progressive | None) -> None:
     """Activate all blocks at the end of training, and warn where that is before its time."""
     assert grower is not None
-    if not grower.whole:
+    if grower.active < grower.blocks:
         warnings.warn(
             f"training ended after {grower.steps_done} of {grower.total_steps} steps, before the model was "
             "whole: the blocks that were skipped are copies now",
@@ -503,7 +516,7 @@ def _check_options(
     for name, value in (*numbers.items(), *(("grow_at", each) for each in grow_at)):
         if not hasattr(value, "__float__"):
             raise UserError(f"{name} is {value!r}; give a number")
-    if isinstance(total_steps, bool) or not hasattr(total_steps, "__index__") or total_steps < 1:
+    if isinstance(total_steps, bool) or not 1 <= total_steps < math.inf or total_steps != int(total_steps):
         raise UserError(f"total_steps is {total_steps!r}; give the number of optimizer steps, at least 1")
     if not 0 < start <= 1:
         raise UserError(f"start is {start}; give the share of blocks that is active at first, above 0")
@@ -628,7 +641,7 @@ def _keep_skippable(model: nn.Module, lists: list[BlockList], example: Any) -> l
     def record(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         inputs, latest = (*args, *kwargs.values()), passed[list_of[block]]
         form, made = _find_form(args, kwargs, output)
-        if inputs[0] is not latest and any(value is latest for value in inputs[1:]):
+        if any(value is latest for value in inputs[1:]) and inputs[0] is not latest:
             form = None  # what goes from block to block is not the first argument, which a skip returns
         passed[list_of[block]] = output[0] if isinstance(output, tuple) and output else output
         calls.append((block, (form, made)))

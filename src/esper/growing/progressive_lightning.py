@@ -34,12 +34,14 @@ class LightningProgressive(Callback):  # type: ignore[misc,unused-ignore]
         if steps == float("inf"):
             raise UserError("the Trainer does not end; give it max_epochs or max_steps")
         scheduler = next((c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"), None)
+        saved, self._saved = self._saved, {}  # a later Trainer begins anew, the same one goes on
+        if trainer.global_step and not saved and self.grower is not None:
+            saved = self.grower.state_dict()
+        if trainer.global_step and not saved:
+            raise UserError(PLAIN_CHECKPOINT)
         options = {"scheduler": scheduler, **self.options}
         # The strategy's model is the module itself or DistributedDataParallel around it, which is checked.
         self.grower = Progressive(trainer.strategy.model, trainer.optimizers[0], int(steps), **options)
-        saved, self._saved = self._saved, {}  # a later fit begins anew
-        if trainer.global_step and not saved:
-            raise UserError(PLAIN_CHECKPOINT)
         if saved:
             self.grower.load_state_dict(saved)
 

@@ -32,19 +32,21 @@ class TransformersProgressive(TrainerCallback, ExportableState):  # type: ignore
                 "blocks that are skipped have no gradients; give TrainingArguments "
                 "ddp_find_unused_parameters=True"
             )
-        options = {"scheduler": trainer.get("lr_scheduler"), **self.options}
-        self.grower = Progressive(trainer["model"], trainer["optimizer"], state.max_steps, **options)
         # The Trainer puts callbacks back only where it is told to, but always reads what they had saved.
         saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
         if state.global_step and not saved:
             raise UserError(PLAIN_CHECKPOINT)
+        options = {"scheduler": trainer.get("lr_scheduler"), **self.options}
+        self.grower = Progressive(trainer["model"], trainer["optimizer"], state.max_steps, **options)
         if state.global_step:
             self.grower.load_state_dict(saved)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
         """Count a step of the optimizer, and grow where it is time."""
         assert self.grower is not None
-        if self.grower.step():  # in the best weights until now some blocks were not trained
+        active = self.grower.active
+        if self.grower.step() and self.grower.active > active:
+            # In the best weights until now some blocks were not trained.
             state.best_metric = state.best_model_checkpoint = state.best_global_step = None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:

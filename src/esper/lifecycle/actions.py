@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -235,9 +234,3 @@ class Actions:
     def wait(num_members: int, device: torch.device | str = "cpu") -> Actions:
         """Return WAIT for every member, with every head at its canonical choice 0."""
         return Actions(torch.zeros(num_members, NUM_HEADS, dtype=torch.long, device=device))
-
-    @staticmethod
-    def of(rows: Sequence[dict[Head, int]], device: torch.device | str = "cpu") -> Actions:
-        """Build actions from rows; heads that are not named are 0: `Actions.of([{Head.OP: Op.WAIT}])`."""
-        choices = [[int(row.get(head, 0)) for head in Head] for row in rows]
-        return Actions(torch.tensor(choices, dtype=torch.long, device=device).reshape(len(rows), NUM_HEADS))

@@ -19,12 +19,6 @@ class MemberData:
     targets: Tensor  # [K, n, ...]
     task_of: Tensor  # [N] int64, which of the K
 
-    @staticmethod
-    def shared(inputs: Tensor, targets: Tensor, num_members: int) -> MemberData:
-        """Give one task to all members."""
-        task_of = torch.zeros(num_members, dtype=torch.long, device=inputs.device)
-        return MemberData(inputs[None], targets[None], task_of)
-
     @property
     def num_samples(self) -> int:
         return self.inputs.shape[1]

@@ -171,7 +171,7 @@ class RunFolder:
         try:
             lock = file_in(self.path, ".lock")
             if lock.exists():
-                with FileLock(lock, timeout=0):
+                with FileLock(lock, timeout=0.1):  # another reader holds it for a moment, too
                     pass
         except Timeout:
             return True
