@@ -96,7 +96,7 @@ class LiveSlot(nn.Module):
             self.alpha = before
 
     def gradient_stats(self, device: torch.device) -> Tensor:
-        """Return norm and shares of vanishing and exploding tensors of the gradients, NaN without.  # → [3]"""
+        """Return norm, vanishing and exploding share of the gradients, NaN without any.  # → [3]"""
         grads = [p.grad for p in self.seed.parameters() if p.grad is not None] if self.seed else []
         if not grads:
             return torch.full((3,), float("nan"), device=device)
