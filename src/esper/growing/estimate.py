@@ -52,7 +52,7 @@ class Law:
 
 # A GPT of 8 layers at 4, 6 and 12 PFLOP. The points deviate from the law by 0.02. The best of the times that
 # were tried is 0.3 of the compute at 14 tokens a parameter and 0.12 at 43: about the same amount.
-# A GPT of 0.2 million parameters was behind half of its depth at 20 tokens a parameter and ahead at 60. One of
+# A GPT of 0.2 million parameters was behind half of its depth at 20 tokens a parameter, ahead at 60. One of
 # 13 million at 14 tokens and one of 21 million at 20 were level (three runs each). All with AdamW; with Muon
 # plain training was level (three runs).
 TOKENS = Law(
