@@ -1002,7 +1002,7 @@ def test_lightning_leaves_no_block_untrained_and_overwrites_none(tmp_path: Any) 
     assert stopped.grower is not None
     assert stopped.grower.whole
     fit([]).save_checkpoint(tmp_path / "plain.ckpt")
-    with pytest.raises(UserError, match="this run has trained without growth"):
+    with pytest.raises(UserError, match="no progress of growth is saved with this run"):
         fit([LightningProgressive()], tmp_path / "plain.ckpt")
     again = LightningProgressive(grow_at=0.5)
     trainer = fit([again])
@@ -1044,7 +1044,7 @@ def test_transformers_leaves_no_block_untrained_and_overwrites_none(tmp_path: An
     assert stopped.grower is not None
     assert stopped.grower.whole
     fit()
-    with pytest.raises(UserError, match="this run has trained without growth"):
+    with pytest.raises(UserError, match="no progress of growth is saved with this run"):
         fit(TransformersProgressive(), checkpoint=str(tmp_path / "checkpoint-4"))
 
 

@@ -42,8 +42,8 @@ FEWEST_BLOCKS = 4
 # At equal compute later times are better. `esper.estimate` gives both.
 GROW_AT = 0.13
 PLAIN_CHECKPOINT = (
-    "this run has trained without growth, whose progress is not saved with it, and copies would overwrite "
-    "trained blocks; leave the callback out"
+    "no progress of growth is saved with this run, and copies would overwrite what it has trained; leave the "
+    "callback out"
 )
 
 # Of a block that returns a tensor: (). Of one that returns a tuple: which argument each entry is, or None.
@@ -438,8 +438,8 @@ class Progressive:
             raise UserError(
                 "the saved progress is not what state_dict() of a Progressive returns; give that"
             ) from error
-        # Those saved before 0.2.5 have no stages.
-        same = state.get("stages", stages := self.state_dict()["stages"]) == stages
+        stages = self.state_dict()["stages"]
+        same = state.get("stages", stages) == stages  # those saved before 0.2.5 have none
         same = same and len(forms) == len(self.lists) and tied == (self.tied is not None)
         if not same or not 0 <= counts["stage"] <= len(self.grow_steps):
             raise UserError(
