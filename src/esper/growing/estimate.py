@@ -113,7 +113,7 @@ class Estimate:
         least, most = law.useful_sizes
         if self.advice == "do not grow" and self.epochs > law.epochs:
             return f"training takes {self.epochs:g} epochs; savings were measured for at most {law.epochs:g}"
-        if self.advice == "do not grow" and self.per_parameter <= law.most:
+        if self.advice == "do not grow" and (self.per_parameter <= law.most or self.parameters < least):
             limit = f"above {most:,.0f} growth was level with plain training"
             if self.parameters < least:
                 limit = f"below {least:,.0f} growth was ahead in some runs, half of the depth in others"
