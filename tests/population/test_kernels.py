@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 import pytest
@@ -12,9 +13,16 @@ from esper.lifecycle.actions import Blueprint, Style, selectable_blueprints
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.blocks import (
+    ScaledConv1d,
+    ScaledConv2d,
     StandardizedConv1d,
     StandardizedConv2d,
     attention_block,
+    conv_block,
+    group_norm_silu,
+    mlp_block,
+    scale_output,
+    standardize,
 )
 from esper.population.blueprints import build_blueprint
 from esper.population.config import PopulationConfig
@@ -43,6 +51,11 @@ CONVOLUTIONS = {
     "wide and strided": nn.Conv2d(192, 144, 3, stride=2, padding=1, bias=False),
     "standardized": StandardizedConv2d(8, 12, 3, stride=2, padding=1),
     "standardized signal": StandardizedConv1d(8, 12, 5, padding=2),
+    "standardized 1x1": StandardizedConv2d(65, 48, 1, bias=False),
+    "standardized, odd widths": StandardizedConv2d(3, 10, 3, padding=1),
+    "standardized depthwise": StandardizedConv2d(8, 8, 3, padding=1, groups=8),
+    "scaled": scale_output(ScaledConv2d(48, 65, 3, stride=2, padding=1, bias=False), 0.3),
+    "scaled signal": scale_output(ScaledConv1d(10, 3, 3, padding=1), 0.3),
 }
 SIZES = [(8, (8, 8)), (12, (5, 3)), (16, (40,)), (32, (32, 32)), (8, (64, 48))]
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2}  # products of float32 run in TF32
@@ -153,6 +166,7 @@ def test_one_pass_over_rows_is_clipping_and_a_step(optimizer: str, dtype: torch.
     start = torch.randn(6, 3000, device=device) * used
     plain.weights.copy_(start)
     fused.weights.copy_(start)
+    half = start.bfloat16()
     active = torch.tensor([True, True, False, True, False, True], device=device)
     for step in range(5):
         gradient = torch.randn(6, 3000, device=device) * torch.tensor(
@@ -163,10 +177,11 @@ def test_one_pass_over_rows_is_clipping_and_a_step(optimizer: str, dtype: torch.
         rate = 0.01 * torch.arange(step + 1, step + 7, device=device)  # of each row
         norms = gradient.float().norm(dim=1) * (1 + step)  # of each row, and of more than the row
         step_rows(plain, clip_rows(gradient, norms, config.clip_norm), rate, active, config)
-        learn_rows(fused, gradient, norms, rate, active, config, gaps)
+        learn_rows(fused, gradient, norms, rate, active, config, gaps, half)
     for name, value in plain.tensors().items():
         torch.testing.assert_close(fused.tensors()[name], value, atol=1e-6, rtol=1e-5, equal_nan=True)
     assert torch.equal(fused.weights[~active], start[~active])
+    assert torch.equal(half[:4], fused.weights[:4].bfloat16())  # the others hold NaN
     assert fused.weights[:5].isfinite().all()
 
 
@@ -265,3 +280,118 @@ def test_epochs_of_fused_rows_are_epochs_of_plain_rows(
     used = plain.parts.first != 0  # the rest of a row is noise
     assert relative_error(fused.parts.weights.cpu()[used], plain.parts.weights[used].double()) < tolerance
     assert torch.equal(fused.parts.steps.cpu(), plain.parts.steps)
+
+
+BRANCHES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "perceptron": (mlp_block(48, 20).branch, (3, 33, 48)),
+    "perceptron of vectors": (mlp_block(6, 10).branch, (5, 6)),
+    "attention": (attention_block(8, 2).branch, (3, 32, 8)),
+    "convolutions": (conv_block(nn.Conv2d, 8, 12, 3).branch, (3, 8, 9, 7)),
+    "signals in one group": (conv_block(nn.Conv1d, 6, 5, 3).branch, (3, 6, 21)),
+    "images beyond a tile": (nn.Sequential(group_norm_silu(8), nn.Conv2d(8, 8, 1)), (3, 8, 64, 48)),
+    "norm with weights": (nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)), (3, 33, 8)),
+    "no norm": (nn.Sequential(nn.Linear(8, 8), nn.GELU()), (3, 8)),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", BRANCHES)
+def test_an_added_branch_has_the_gradients_of_both_ways(name: str, dtype: torch.dtype) -> None:
+    """Against x + branch(x) in float64, and replayed as a CUDA graph."""
+    branch, shape = BRANCHES[name]
+    device = torch.device("cuda")
+    fused, plain = (RowModule(branch, device, way) for way in ("fused", "grouped"))
+    weights = (0.2 * torch.randn(5, fused.layout.total, device=device)).to(dtype)
+    x, probe = (torch.randn(5, *shape, device=device).to(dtype) for _ in range(2))
+    if len(shape) > 3 or "signals" in name:
+        x = x.movedim(2, -1).contiguous().movedim(-1, 2)  # channels last in memory
+    w, inputs = (t.double().requires_grad_() for t in (weights, x))
+    out = inputs + plain(w, inputs)
+    truth = [out, *torch.autograd.grad(out, (w, inputs), probe.double())]
+    w, inputs = (t.clone().requires_grad_() for t in (weights, x))
+
+    def step() -> list[torch.Tensor]:
+        out = fused.add_to(w, inputs)
+        return [out, *torch.autograd.grad(out, (w, inputs), probe)]
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        eager = step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    limit = 2e-2 if dtype is torch.bfloat16 else 2e-3
+    for found in (eager, replayed):
+        assert max(relative_error(a, b) for a, b in zip(found, truth, strict=True)) < limit
+    with torch.no_grad():
+        torch.testing.assert_close(fused.add_to(w, inputs), eager[0])
+
+
+@pytest.mark.parametrize("in_groups", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("channels", "spatial"), SIZES)
+def test_norm_without_weights_hands_its_input_on(
+    channels: int, spatial: tuple[int, ...], dtype: torch.dtype, in_groups: bool
+) -> None:
+    """Either output may be without a gradient."""
+    from esper.population import kernels
+
+    groups = channels // 4 if in_groups else 1
+    x, norm_grad, own_grad = (
+        torch.randn(5, 3, channels, *spatial, device="cuda").to(dtype) for _ in range(3)
+    )
+    x.requires_grad_()
+    truth = x.detach().double().requires_grad_()
+    normed = torch.nn.functional.group_norm(truth.flatten(0, 1), groups).view_as(truth)
+    same, out = kernels.RowNorm.apply(x, None, None, 1e-5, False, False, groups)  # type: ignore[no-untyped-call]
+    assert torch.equal(same, x)
+    for outputs, exact, grads in (
+        ((same, out), (truth, normed), (own_grad, norm_grad)),
+        ((out,), (normed,), (norm_grad,)),
+        ((same,), (truth,), (own_grad,)),
+    ):
+        (found,) = torch.autograd.grad(outputs, x, grads, retain_graph=True)
+        (wanted,) = torch.autograd.grad(exact, truth, [g.double() for g in grads], retain_graph=True)
+        assert relative_error(found, wanted) < (1e-2 if dtype is torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("standardized", "scale"), [(True, 1.0), (True, 0.3), (False, 1.0), (False, 0.3)])
+@pytest.mark.parametrize(
+    ("channels", "outputs", "kernel"),
+    [
+        (1, 16, (3, 3)),
+        (3, 10, (3, 3)),
+        (48, 65, (3, 3)),
+        (65, 48, (1, 1)),
+        (300, 17, (3, 3)),  # filters longer than a tile
+        (10, 3, (5,)),
+        (600, 3, (1,)),
+    ],
+)
+def test_row_filters_are_the_filters_and_their_gradient(
+    channels: int, outputs: int, kernel: tuple[int, ...], standardized: bool, scale: float, dtype: torch.dtype
+) -> None:
+    """Of weights within wider rows; with a gradient in either layout; the same bits again."""
+    from esper.population import kernels
+
+    shape = (3, outputs, channels, *kernel)
+    size = prod(shape[1:])
+    rows = (torch.randn(3, size + 37, device="cuda") + 0.5).to(dtype)
+    probe = torch.randn(*shape[:3], prod(kernel), device="cuda").to(dtype).permute(0, 3, 2, 1)
+    exact, leaf = rows.double().requires_grad_(), rows.clone().requires_grad_()
+    weights, inner = (t[:, 13 : 13 + size].view(shape) for t in (exact, leaf))
+    truth = scale * (standardize(weights, len(kernel)) if standardized else weights)
+    truth = truth.flatten(3).permute(0, 3, 2, 1)  # [R, taps, C, O]
+    taps, again = (kernels.RowFilters.apply(inner, standardized, scale) for _ in range(2))  # type: ignore[no-untyped-call]
+    assert taps.is_contiguous()
+    assert torch.equal(taps, again)
+    (true_grad,) = torch.autograd.grad(truth, exact, probe.double())
+    (grad,) = torch.autograd.grad(taps, leaf, probe)
+    (same_grad,) = torch.autograd.grad(again, leaf, probe.contiguous())
+    assert torch.equal(grad, same_grad)
+    limit = 2e-6 if dtype is torch.float32 else 5e-3
+    assert relative_error(taps, truth) < limit
+    assert relative_error(grad, true_grad) < limit

@@ -201,3 +201,10 @@ def test_what_behaves_differently_in_evaluation_is_refused(layer: nn.Module) -> 
     with pytest.raises(ValueError, match=f"1 is a {type(layer).__name__}, which behaves differently"):
         RowModule(nn.Sequential(nn.Linear(4, 4), layer), CPU)
     assert RowModule(nn.BatchNorm1d(4, track_running_stats=False), CPU).layout.total == 8
+
+
+@pytest.mark.parametrize("layer", [nn.LayerNorm(4), nn.LayerNorm((5, 4)), Doubled(4, 4)])
+def test_add_to_adds_the_output_to_the_input(layer: nn.Module) -> None:
+    body = RowModule(nn.Sequential(layer, nn.Linear(4, 4)), CPU)
+    weights, x = torch.randn(ROWS, body.layout.total), torch.randn(ROWS, BATCH, 5, 4)
+    assert torch.equal(body.add_to(weights, x), x + body(weights, x))

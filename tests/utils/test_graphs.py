@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
-from esper.utils.graphs import CopyPlan, Graphed, GraphPool, copy_all
+from esper.utils.graphs import CopyPlan, Graphed, GraphPool, copy_all, run_beside
 
 
 def test_values_are_copied_however_they_lie_and_the_odd_ones_alone() -> None:
@@ -52,3 +53,30 @@ def test_what_fails_while_it_is_captured_leaves_the_device_as_it_was() -> None:
     drawn = [sound(x) for _ in range(3)]  # and inside
     assert all((value >= 1).all() for value in drawn)
     assert not torch.equal(drawn[1], drawn[2])
+
+
+@pytest.mark.gpu
+def test_calls_beside_each_other_compute_what_they_compute_one_after_another() -> None:
+    """Forward and backward, layer behind layer, with memory that is wanted again at once."""
+    weights = torch.randn(6, 256, 256, device="cuda") / 16
+
+    def layers(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        own, h = weights.detach().requires_grad_(), x
+        for _ in range(8):
+            h = h * 1.0  # whose memory goes back to the pool once both have read it
+            calls = [partial(_some_products, h, own[k], 1 + 3 * k) for k in range(6)]
+            h = torch.tanh(torch.stack(run_beside(calls, [h, own])).mean(0))
+        return torch.autograd.grad(h.square().sum(), [x, own])
+
+    graphed = Graphed(layers, GraphPool())
+    for seed in range(6):
+        x = torch.randn(512, 256, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
+        for value, expected in zip(graphed(x), layers(x), strict=True):
+            assert torch.equal(value, expected)
+
+
+def _some_products(x: Tensor, w: Tensor, count: int) -> Tensor:
+    for _ in range(count):
+        x = torch.tanh(x @ w)
+    return x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,9 @@ from esper.population.hosts import EntrySegment, Host, block_of
 from esper.population.optimizer import has_triton
 from esper.population.plan.packing import Group, Plan, Station, widened_span
 from esper.population.row_module import RowModule, flatten
+from esper.utils.graphs import run_beside
+
+MOST_BESIDE = 2**25  # elements of a station's entries up to which its groups run beside each other
 
 
 def convolution_method(device: torch.device) -> str:
@@ -220,7 +223,10 @@ class RowNetwork:
         forms = self.slots[station.slot]
         if station.whole:
             (group,) = station.groups
-            return x + forms.body(group.form)(weights[0].rows, x)
+            body = forms.body(group.form)
+            for start, module in zip(body.starts, body.modules, strict=True):
+                x = module.add_to(weights[0].rows[:, start:], x)
+            return x
         # h is what each entry reads; a widening reads what the block that it widens was given.
         x, h = self._take_entries(x, station)
         wider = widened_span(station.groups)
@@ -248,9 +254,14 @@ class RowNetwork:
         """
         sizes = [group.size for group in station.groups]
         groups = zip(station.groups, weights, self._to_channels_last(h).split(sizes), strict=True)
-        outputs = [
-            forms.body(group.form)(own.rows, self._to_channels_first(inputs)) for group, own, inputs in groups
+        bodies = [
+            partial(forms.body(group.form), own.rows, self._to_channels_first(inputs))
+            for group, own, inputs in groups
         ]
+        # The kernels of few entries do not fill a GPU; those of many do, and branches cost memory.
+        small = h.numel() <= MOST_BESIDE
+        shared = [h, *[own.rows for own in weights]]
+        outputs = run_beside(bodies, shared) if small else [body() for body in bodies]
         s = self._to_channels_first(torch.cat([self._to_channels_last(out) for out in outputs]))
         if station.blends <= {Blend.ADD}:
             return s

@@ -94,20 +94,24 @@ def learn_rows(
     active: Tensor,
     config: PopulationConfig,
     gaps: Tensor | None = None,
+    copy: Tensor | None = None,
 ) -> None:
     """Clip each row's gradient by the norm given for it and update the active rows, each at its own rate.
 
     gradient [M, P]; norms, lr [M]; active [M] bool; gaps [M, 2]: first and last columns that are 0 and stay
-    so, which need not be read
+    so, which need not be read; copy [M, P]: the weights in another precision, which follow
     """
     if rows.weights.is_cuda and has_triton():
         from esper.population import kernels
 
-        kernels.learn_rows(rows, gradient, norms, lr, active, config, gaps)
-    elif config.optimizer == "adamw" and gradient.device.type == "cpu" and gradient.shape[1] >= LARGE_ROW:
+        kernels.learn_rows(rows, gradient, norms, lr, active, config, gaps, copy)
+        return
+    if config.optimizer == "adamw" and gradient.device.type == "cpu" and gradient.shape[1] >= LARGE_ROW:
         _fused_adamw(rows, gradient.to(rows.weights.dtype), norms, lr, active, config)
     else:
         step_rows(rows, clip_rows(gradient, norms, config.clip_norm), lr, active, config)
+    if copy is not None:
+        copy.copy_(rows.weights)
 
 
 def _fused_adamw(

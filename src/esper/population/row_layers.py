@@ -141,6 +141,8 @@ class FusedConv(RowConv):
         from esper.population import kernels
 
         self.depthwise = conv.groups > 1
+        standardized = type(conv) in STANDARDIZED.values()
+        self.options = (False, 1.0) if self.depthwise else (standardized, getattr(conv, "scale", 1.0))
         flat = isinstance(conv, nn.Conv1d)  # a signal is an image of height 1
         image = (lambda pair, blank: (blank, *pair)) if flat else (lambda pair, blank: pair)
         padding = cast(tuple[int, ...], conv.padding)
@@ -149,12 +151,13 @@ class FusedConv(RowConv):
     def forward(self, x: Tensor) -> Tensor:
         from esper.population import kernels
 
-        filters = self.filters  # [R, O, C / groups, *kernel]
+        weight = self.weight
         if self.depthwise:
             # As a convolution of all channels with zeros between different ones: few channels cost little.
-            diagonal = torch.eye(filters.shape[1], dtype=filters.dtype, device=filters.device)
-            filters = filters * diagonal.view(*diagonal.shape, *[1] * (filters.ndim - 3))
-        return kernels.RowConvolution.apply(x, filters, self.bias, self.shape)  # type: ignore[no-untyped-call]
+            diagonal = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
+            weight = self.filters * diagonal.view(*diagonal.shape, *[1] * (weight.ndim - 3))
+        taps = kernels.RowFilters.apply(weight, *self.options)  # type: ignore[no-untyped-call]
+        return kernels.RowConvolution.apply(x, taps, self.bias, self.shape)  # type: ignore[no-untyped-call]
 
 
 def _rows_first(x: Tensor, rows: int) -> Tensor:
@@ -203,14 +206,14 @@ class FusedGroupNorm(RowGroupNorm):
         self.pre = self.post = False  # whether a SiLU comes before it, and behind it
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.with_input(x)[1]
+
+    def with_input(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x and its norm; one kernel adds the gradients of both."""
         from esper.population import kernels
 
-        weight, bias = self.weight, self.bias
-        if weight is None or bias is None:
-            bias = x.new_zeros(x.shape[2]).expand(x.shape[0], -1)  # [R, C]
-            weight = bias + 1
         options = (self.eps, self.pre, self.post, self.groups)
-        return kernels.RowNorm.apply(x, weight, bias, *options)  # type: ignore[no-untyped-call]
+        return kernels.RowNorm.apply(x, self.weight, self.bias, *options)  # type: ignore[no-untyped-call]
 
 
 def _row_group_norm(norm: nn.GroupNorm, method: str) -> nn.Module:
@@ -254,19 +257,35 @@ class FusedLayerNorm(RowLayerNorm):
     """The same over the last axis as one GPU kernel: torch's own takes a block of threads for each vector."""
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.with_input(x)[1]
+
+    def with_input(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x and its norm; one kernel adds the gradients of both."""
         from esper.population import kernels
 
-        blank = x.new_zeros(self.shape[0]).expand(x.shape[0], -1)  # [R, D]
-        weight = blank + 1 if self.weight is None else self.weight
-        bias = blank if self.bias is None else self.bias
-        vectors = x.flatten(1, -2)  # [R, n, D]
-        out: Tensor = kernels.RowNorm.apply(vectors, weight, bias, self.eps, False, False)  # type: ignore[no-untyped-call]
-        return out.view(x.shape)
+        weight, bias, vectors = self.weight, self.bias, x.flatten(1, -2)  # [R, n, D]
+        if weight is not None and bias is None:
+            bias = torch.zeros_like(weight)
+        same, out = kernels.RowNorm.apply(vectors, weight, bias, self.eps, False, False, 1)  # type: ignore[no-untyped-call]
+        return same.view(x.shape), out.view(x.shape)
 
 
 def _row_layer_norm(norm: nn.LayerNorm, method: str) -> nn.Module:
     over_vectors = len(norm.normalized_shape) == 1
     return FusedLayerNorm(norm) if method == "fused" and over_vectors else RowLayerNorm(norm)
+
+
+def add_output(module: nn.Module, x: Tensor) -> Tensor:
+    """Return x + module(x); a fused norm at the front adds the gradients of both uses of x."""
+    layers = [module]
+    while isinstance(layers[0], nn.Sequential):
+        layers[:1] = layers[0]
+    if not isinstance(layers[0], FusedGroupNorm | FusedLayerNorm):
+        return x + cast(Tensor, module(x))
+    x, delta = layers[0].with_input(x)
+    for layer in layers[1:]:
+        delta = layer(delta)
+    return x + delta
 
 
 # ---- tokens ----

@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from esper.population.blueprints import AlibiAttention, BlendGate, CausalSelfAttention, NormMix, SqueezeExcite
 from esper.population.hosts import TokenEmbedding
-from esper.population.row_layers import fold_activations, row_layer
+from esper.population.row_layers import add_output, fold_activations, row_layer
 
 Run = Callable[[dict[str, Tensor], Tensor], Tensor]
 
@@ -91,16 +91,22 @@ class RowModule:
         if rows is None:
             own = copy.deepcopy(template)  # which holds the weights of rows while it runs
             self._run: Run = vmap(partial(functional_call, own), randomness="different")
+            self._add: Run = lambda tensors, x: x + self._run(tensors, x)
         else:
-            self._run = _with_lent_weights(rows)
+            self._run = _with_lent_weights(rows, rows)
+            self._add = _with_lent_weights(rows, partial(add_output, rows))
 
     def __call__(self, rows: Tensor, x: Tensor) -> Tensor:
         """rows [R, P], x [R, B, ...] → [R, B, ...]"""
         return self._run(self.layout.unflatten(rows), x)
 
+    def add_to(self, rows: Tensor, x: Tensor) -> Tensor:
+        """Return x plus the output of the module, see `add_output`."""
+        return self._add(self.layout.unflatten(rows), x)
 
-def _with_lent_weights(module: nn.Module) -> Run:
-    """Return the module as a function of its weights, which it holds for the length of a call.
+
+def _with_lent_weights(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Run:
+    """Return `forward` as a function of the module's weights, which it holds for the length of a call.
 
     This is `functional_call` without the search for the parameters at each call, which took a fifth of a
     step.
@@ -117,7 +123,7 @@ def _with_lent_weights(module: nn.Module) -> Run:
         for store, name, full in targets:
             store[name] = cast(nn.Parameter, tensors[full])
         try:
-            result: Tensor = module(x)
+            result = forward(x)
         finally:
             for store, name, _ in targets:
                 store[name] = None

@@ -52,6 +52,31 @@ class GraphPool:
         return graph, result
 
 
+def run_beside(calls: Sequence[Callable[[], Tensor]], shared: Sequence[Tensor]) -> list[Tensor]:
+    """Run calls; where a graph is captured, as branches of it, which a replay runs at the same time.
+
+    Their backward passes become branches too. `shared` are the tensors that they read.
+    """
+    if len(calls) == 1 or not shared[0].is_cuda or not torch.cuda.is_current_stream_capturing():
+        return [call() for call in calls]
+    current, streams = torch.cuda.current_stream(), _side_streams(len(calls) - 1)
+    for stream in streams:
+        stream.wait_stream(current)
+        for tensor in shared:  # whose memory is not given to others before this stream has read it
+            tensor.record_stream(stream)
+    results = [calls[0]()]
+    for call, stream in zip(calls[1:], streams, strict=True):
+        with torch.cuda.stream(stream):
+            results.append(call())
+        current.wait_stream(stream)
+    return results
+
+
+@cache
+def _side_streams(count: int) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream() for _ in range(count)]
+
+
 class TensorGraph:
     """A function over tensors, captured as one graph.
 

@@ -4,6 +4,7 @@ from esper.population.kernels.attention import RowAttention as RowAttention
 from esper.population.kernels.attention import attention_fits as attention_fits
 from esper.population.kernels.convolution import Geometry as Geometry
 from esper.population.kernels.convolution import RowConvolution as RowConvolution
+from esper.population.kernels.filters import RowFilters as RowFilters
 from esper.population.kernels.gelu import RowGelu as RowGelu
 from esper.population.kernels.norm import RowNorm as RowNorm
 from esper.population.kernels.optimizer import learn_rows as learn_rows

@@ -241,27 +241,26 @@ def _convolve(
     return out
 
 
-def _weight_gradient(
-    x: Tensor, grad: Tensor, weights: torch.Size, dtype: torch.dtype, shape: Geometry
-) -> Tensor:
-    """x [R, B, H, W, C], grad [R, B, OH, OW, O] → weights [R, O, C, *kernel]"""
+def _weight_gradient(x: Tensor, grad: Tensor, dtype: torch.dtype, shape: Geometry) -> Tensor:
+    """x [R, B, H, W, C], grad [R, B, OH, OW, O] → [R, KH·KW, C, O], in memory [R, O, C, KH·KW]"""
     rows, images, height, width, channels = x.shape
     outputs = grad.shape[-1]
     pixels = images * grad.shape[2] * grad.shape[3]
-    depth = weights[2:].numel()
+    taps = shape.kernel[0] * shape.kernel[1]
+    depth = channels * taps
     tile = _tile(WEIGHT_TILES, outputs, depth, 256 // x.element_size())
     blocks, groups = ceil_div(depth, tile["BK"]), ceil_div(outputs, tile["BO"])
     # Enough programs to fill the GPU, each over at least 1,024 pixels; their shares are summed in float32.
     splits = max(1, min(ceil_div(1024, rows * blocks * groups), ceil_div(pixels, 1024)))
     span = ceil_div(ceil_div(pixels, splits), tile["BM"]) * tile["BM"]
     kept = dtype if splits == 1 else torch.float32
-    out = torch.empty(rows, splits, *weights[1:], device=x.device, dtype=kept)
+    out = torch.empty(rows, splits, outputs, channels, taps, device=x.device, dtype=kept)
     _conv_weight[(blocks * groups * rows * splits,)](
         x, grad, out, pixels, blocks, groups, splits, span,
         **_constants(shape, (height, width), (grad.shape[2], grad.shape[3]), channels),
         O=outputs, SWAP=x.dtype == torch.float32, **tile,
     )  # fmt: skip
-    return out.sum(1).to(dtype) if splits > 1 else out.squeeze(1)
+    return (out.sum(1).to(dtype) if splits > 1 else out.squeeze(1)).permute(0, 3, 2, 1)
 
 
 def to_channels_last(x: Tensor) -> Tensor:
@@ -276,36 +275,30 @@ def to_channels_first(x: Tensor, like: Tensor) -> Tensor:
     return images if like.ndim == 5 else images.squeeze(3)
 
 
-def taps_first(w: Tensor) -> Tensor:
-    """Return weights in the kernels' layout.  # [R, O, C / groups, *kernel] → [R, taps, C / groups, O]"""
-    return w.flatten(3).permute(0, 3, 2, 1).contiguous()
-
-
 class RowConvolution(torch.autograd.Function):
-    """A convolution of rows and its bias.  # x [R, B, C, (H,) W], w [R, O, C, *kernel]
+    """A convolution of rows and its bias.  # x [R, B, C, (H,) W], taps [R, KH·KW, C, O] of `RowFilters`
 
     Axes are turned in here: as operations of their own they cost the host more than the convolution.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, shape: Geometry) -> Tensor:
-        images, taps = to_channels_last(x), taps_first(w)
+    def forward(ctx: Any, x: Tensor, taps: Tensor, bias: Tensor | None, shape: Geometry) -> Tensor:
+        images = to_channels_last(x)
         size = shape.out(*images.shape[2:4])
         out = _convolve(images, taps, size, shape, bias=bias)
         ctx.save_for_backward(images, taps)
-        ctx.shape, ctx.weight_shape = shape, w.shape
-        ctx.bias = None if bias is None else bias.dtype
+        ctx.shape, ctx.bias = shape, None if bias is None else bias.dtype
         return to_channels_first(out, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         images, taps = ctx.saved_tensors
         change = to_channels_last(grad)
-        dx = dw = db = None
+        dx = dtaps = db = None
         if ctx.bias is not None:
             db = change.sum((1, 2, 3), dtype=torch.float32).to(ctx.bias)
         if ctx.needs_input_grad[0]:
             dx = to_channels_first(_convolve(change, taps, images.shape[2:4], ctx.shape, back=True), grad)
         if ctx.needs_input_grad[1]:
-            dw = _weight_gradient(images, change, ctx.weight_shape, taps.dtype, ctx.shape)
-        return dx, dw, db, None
+            dtaps = _weight_gradient(images, change, taps.dtype, ctx.shape)
+        return dx, dtaps, db, None

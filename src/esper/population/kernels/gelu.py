@@ -16,9 +16,10 @@ from torch import Tensor
 
 from esper.population.kernels.rows import ceil_div, dense_rows, next_power
 
-TILE = 4096  # elements that a program holds at a time
+# Chosen on an H200: 64 rows of 4,096 vectors of 1,024 take 0.46 ms backward, a copy of as many bytes 0.38.
+TILE = 1024  # elements that a program holds at a time
 WARPS = 4
-WIDEST = 256  # channels of a tile
+WIDEST = 1024  # channels of a tile
 STACKED = 16  # tiles that a program takes one after another at most: it stores one share of the gradient of b
 LEAST = 4  # programs that share the vectors of a row where there are enough for it
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from esper.population.kernels.rows import ceil_div, dense_rows, next_power
 
-TILE = 8192  # elements that a program holds at a time
-PER_WARP = 1024  # of them
+# Chosen on an H200, like the elements of a warp: 2,048 of whole samples, 256 of a span.
+TILE = 8192  # elements of several samples that a program holds at a time
+SPAN = 2048  # elements of a span of a larger sample
 BACK_TILE = 1024  # of the backward kernel: within one warp the sums for dw and db need no shared memory
 WIDEST = 16384  # a sample up to this size is read once and kept
 
@@ -77,18 +78,29 @@ def _tile(B, P, C, tile, first, BS: tl.constexpr, BP: tl.constexpr, BC: tl.const
 
 
 @triton.jit
+def _weights(w, b, C: tl.constexpr, AFFINE: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The weights and biases of a row; 1 and 0 for a norm that has none."""
+    if AFFINE:
+        c = tl.arange(0, BC)[None, None, :]
+        weight = tl.load(w + c, mask=c < C, other=0.0).to(tl.float32)
+        bias = tl.load(b + c, mask=c < C, other=0.0).to(tl.float32)
+    else:
+        weight = 1.0
+        bias = 0.0
+    return weight, bias
+
+
+@triton.jit
 def _norm(  # type: ignore[no-untyped-def]
     x, w, b, out, mean_out, rstd_out, B, P, tiles, w_row, b_row, eps,
-    C: tl.constexpr, G: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr,
+    C: tl.constexpr, G: tl.constexpr, AFFINE: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr,
     WHOLE: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
     x += row * B * P * C
     out += row * B * P * C
-    c = tl.arange(0, BC)
-    weight = tl.load(w + row * w_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
-    bias = tl.load(b + row * b_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
+    weight, bias = _weights(w + row * w_row, b + row * b_row, C, AFFINE, BC)
     size = P * (C if G == 0 else G)
     if WHOLE:
         offset, inside = _tile(B, P, C, tile, 0, BS, BP, BC)
@@ -132,23 +144,24 @@ def _inner(value, grad, mean, rstd, weight, bias, PRE: tl.constexpr, POST: tl.co
 
 @triton.jit
 def _norm_backward(  # type: ignore[no-untyped-def]
-    x, w, b, g, mean_in, rstd_in, dx, dw, db, B, P, tiles, w_row, b_row,
-    C: tl.constexpr, G: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr,
-    WHOLE: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    x, w, b, g, residual, mean_in, rstd_in, dx, dw, db, B, P, tiles, w_row, b_row,
+    C: tl.constexpr, G: tl.constexpr, AFFINE: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr,
+    RESIDUAL: tl.constexpr, WHOLE: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dx, and this program's shares of dw and db [R, tiles, C]"""
+    """dx, and with AFFINE this program's shares of dw and db [R, tiles, C]
+
+    RESIDUAL: whether dx includes `residual`, the gradient of x that does not come through the norm
+    """
     row = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
-    share = row * tiles + tile
     x += row * B * P * C
     g += row * B * P * C
+    residual += row * B * P * C
     dx += row * B * P * C
     where, known = _statistics(row, B, tile, C, BS, BC, G)
     mean = tl.load(mean_in + where, mask=known, other=0.0)
     rstd = tl.load(rstd_in + where, mask=known, other=0.0)
-    c = tl.arange(0, BC)
-    weight = tl.load(w + row * w_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
-    bias = tl.load(b + row * b_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
+    weight, bias = _weights(w + row * w_row, b + row * b_row, C, AFFINE, BC)
     offset, inside = _tile(B, P, C, tile, 0, BS, BP, BC)
     value = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
     grad = tl.load(g + offset, mask=inside, other=0.0).to(tl.float32)
@@ -162,8 +175,10 @@ def _norm_backward(  # type: ignore[no-untyped-def]
             unit, inner = _inner(value, grad, mean, rstd, weight, bias, PRE, POST)
             levels += inner
             slopes += inner * unit
-    tl.store(db + share * C + c, tl.sum(tl.sum(levels, axis=1), axis=0), mask=c < C)
-    tl.store(dw + share * C + c, tl.sum(tl.sum(slopes, axis=1), axis=0), mask=c < C)
+    if AFFINE:
+        share, c = row * tiles + tile, tl.arange(0, BC)
+        tl.store(db + share * C + c, tl.sum(tl.sum(levels, axis=1), axis=0), mask=c < C)
+        tl.store(dw + share * C + c, tl.sum(tl.sum(slopes, axis=1), axis=0), mask=c < C)
     size = P * (C if G == 0 else G)
     # With u = unit(pre(x)) and g = post'(u w + b) · grad · w, over each group:
     # dx = rstd · (g - mean(g) - u · mean(g · u)) · pre'(x)
@@ -171,6 +186,8 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     slope = _over_group(slopes * weight, BS, BC, G) / size
     if WHOLE:
         result = rstd * (levels * weight - level - unit * slope) * _slope(value, PRE)
+        if RESIDUAL:
+            result += tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32)
         tl.store(dx + offset, result.to(dx.dtype.element_ty), mask=inside)
     else:
         for first in range(0, P, BP):
@@ -179,20 +196,25 @@ def _norm_backward(  # type: ignore[no-untyped-def]
             grad = tl.load(g + offset, mask=inside, other=0.0).to(tl.float32)
             unit, inner = _inner(value, grad, mean, rstd, weight, bias, PRE, POST)
             result = rstd * (inner * weight - level - unit * slope) * _slope(value, PRE)
+            if RESIDUAL:
+                result += tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32)
             tl.store(dx + offset, result.to(dx.dtype.element_ty), mask=inside)
 
 
 class RowNorm(torch.autograd.Function):
-    """See the top of this file; `pre` and `post` say where there is a SiLU.
+    """x, and its norm: see the top of this file; `pre` and `post` say where there is a SiLU.
 
-    With several groups each has a power of two of channels.
+    x is returned as well, so that the gradients of both uses are added in the pass over the norm's.
+    w and b are None for a norm without weights. With several groups each has a power of two of channels.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor, b: Tensor, eps: float, pre: bool, post: bool, groups: int = 1
-    ) -> Tensor:
-        last, w, b = x.movedim(2, -1).contiguous(), dense_rows(w), dense_rows(b)
+        ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None,
+        eps: float, pre: bool, post: bool, groups: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        last = x.movedim(2, -1).contiguous()
+        weight, bias = (last, last) if w is None or b is None else (dense_rows(w), dense_rows(b))
         rows, images, *spatial, channels = last.shape
         pixels = prod(spatial)
         out = torch.empty_like(last)
@@ -200,30 +222,35 @@ class RowNorm(torch.autograd.Function):
         mean = torch.empty(rows, images, channels if group else 1, device=x.device)
         rstd = torch.empty_like(mean)
         whole, tile = _tiling(images, pixels, channels, TILE)
-        kinds = {"PRE": pre, "POST": post, "G": group}
+        kinds = {"AFFINE": w is not None, "PRE": pre, "POST": post, "G": group}
         tiles = ceil_div(images, tile["BS"])
         _norm[(tiles * rows,)](
-            last, w, b, out, mean, rstd, images, pixels, tiles, w.stride(0), b.stride(0), eps,
+            last, weight, bias, out, mean, rstd, images, pixels, tiles, weight.stride(0), bias.stride(0), eps,
             C=channels, WHOLE=whole, **kinds, **tile,
         )  # fmt: skip
-        ctx.save_for_backward(last, w, b, mean, rstd)
+        ctx.save_for_backward(last, weight, bias, mean, rstd)
+        ctx.set_materialize_grads(False)
         ctx.kinds = kinds
-        return out.movedim(-1, 2)
+        return x, out.movedim(-1, 2)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, residual: Tensor | None, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return residual, None, None, None, None, None, None
         last, w, b, mean, rstd = ctx.saved_tensors
         rows, images, *spatial, channels = last.shape
         pixels = prod(spatial)
         whole, tile = _tiling(images, pixels, channels, BACK_TILE)
         tiles = ceil_div(images, tile["BS"])
-        dx = torch.empty_like(last)
-        shares = torch.empty(2, rows, tiles, channels, device=last.device)
+        dx, affine = torch.empty_like(last), ctx.kinds["AFFINE"]
+        shares = torch.empty(2, rows, tiles if affine else 0, channels, device=last.device)
         _norm_backward[(tiles * rows,)](
-            last, w, b, grad.movedim(2, -1).contiguous(), mean, rstd, dx, shares[0], shares[1],
-            images, pixels, tiles, w.stride(0), b.stride(0), C=channels, WHOLE=whole, **ctx.kinds, **tile,
+            last, w, b, grad.movedim(2, -1).contiguous(),
+            last if residual is None else residual.movedim(2, -1).contiguous(),
+            mean, rstd, dx, shares[0], shares[1], images, pixels, tiles, w.stride(0), b.stride(0),
+            C=channels, RESIDUAL=residual is not None, WHOLE=whole, **ctx.kinds, **tile,
         )  # fmt: skip
-        dw, db = shares.sum(2).to(w.dtype)
+        dw, db = shares.sum(2).to(w.dtype) if affine else (None, None)
         return dx.movedim(-1, 2), dw, db, None, None, None, None
 
 
@@ -235,7 +262,7 @@ def _tiling(images: int, pixels: int, channels: int, size: int) -> tuple[bool, d
     """
     wide, long = next_power(channels), next_power(pixels)
     whole = wide * long <= WIDEST
-    tall = long if whole else max(TILE // wide, 1)
-    several = min(max(size // (wide * tall), 1), next_power(images))
-    warps = min(max(wide * tall * several // PER_WARP, 1), 16)
+    tall = long if whole else max(SPAN // wide, 1)
+    several = min(max(size // (wide * tall), 1), next_power(images)) if whole else 1
+    warps = min(max(wide * tall * several // (2048 if whole else 256), 1), 16)
     return whole, {"BS": several, "BP": tall, "BC": wide, "num_warps": warps}

@@ -15,8 +15,8 @@ TILE = {"BL": 1024, "num_warps": 4}  # elements of a program
 
 @triton.jit
 def _update(  # type: ignore[no-untyped-def]
-    weights, first, second, steps, gradient, norms, rate, active, gaps, P, tiles,
-    limit, beta1, beta2, decay, GAPS: tl.constexpr, ADAM: tl.constexpr, BL: tl.constexpr,
+    weights, first, second, steps, gradient, norms, rate, active, gaps, copy, P, tiles,
+    limit, beta1, beta2, decay, GAPS: tl.constexpr, COPY: tl.constexpr, ADAM: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) // tiles).to(tl.int64)
     start = (tl.program_id(0) % tiles) * BL
@@ -50,7 +50,10 @@ def _update(  # type: ignore[no-untyped-def]
             m = beta1 * m + g
             move = m
         tl.store(first + offset, m, mask=inside)
-        tl.store(weights + offset, w - lr * (move + decay * w), mask=inside)
+        w -= lr * (move + decay * w)
+        tl.store(weights + offset, w, mask=inside)
+        if COPY:
+            tl.store(copy + offset, w.to(copy.dtype.element_ty), mask=inside)
 
 
 def learn_rows(
@@ -61,6 +64,7 @@ def learn_rows(
     active: Tensor,
     config: PopulationConfig,
     gaps: Tensor | None = None,
+    copy: Tensor | None = None,
 ) -> None:
     """What `optimizer.learn_rows` does."""
     gradient = gradient.contiguous()
@@ -69,7 +73,7 @@ def learn_rows(
     tiles = ceil_div(width, TILE["BL"])
     _update[(tiles * count,)](
         rows.weights, rows.first, rows.second, rows.steps, gradient, norms.contiguous(), lr.contiguous(),
-        active, active if gaps is None else gaps, width, tiles, config.clip_norm, float(config.momentum),
-        float(config.second_beta), config.weight_decay,
-        GAPS=gaps is not None, ADAM=config.optimizer == "adamw", **TILE,
+        active, active if gaps is None else gaps, active if copy is None else copy, width, tiles,
+        config.clip_norm, float(config.momentum), float(config.second_beta), config.weight_decay,
+        GAPS=gaps is not None, COPY=copy is not None, ADAM=config.optimizer == "adamw", **TILE,
     )  # fmt: skip

@@ -90,6 +90,7 @@ class PartBlock:
     entries: Tensor  # the weights of its entries: those of the rows, and behind them the ones that run again
     held: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # which these are
     gaps: Tensor | None = None  # [lives, 2] the columns from and to which a part uses none
+    half: Tensor | None = None  # the weights in bfloat16, where products are in it
     gradient: Tensor = field(default_factory=lambda: torch.zeros(0))  # of the latest minibatch
 
 
@@ -134,7 +135,8 @@ class TrainEpoch:
         gaps = [(body.stop, gate.start if gate.stop > gate.start else width) for body, gate in columns]
         gaps += [(0, width)] * (lives - len(gaps))  # of padding
         found = torch.tensor(gaps, dtype=torch.long).view(lives, 2).to(device)
-        return PartBlock(slice(0, lives), [(used, used)], rows, rows.weights, gaps=found)
+        half = workspace.rows("half", lives, width, device, torch.bfloat16) if network.bfloat16 else None
+        return PartBlock(slice(0, lives), [(used, used)], rows, rows.weights, gaps=found, half=half)
 
     def _group_blocks(self, workspace: Workspace) -> list[PartBlock]:
         """Return a block for each group, as wide as its form: the widest form would mostly move zeros."""
@@ -166,6 +168,8 @@ class TrainEpoch:
         for block in self.blocks:
             for own, columns in block.columns:
                 block.rows.columns(own).fetch(self.state.parts.columns(columns), self.plan.live[block.lives])
+            if block.half is not None:
+                block.half.copy_(block.rows.weights)
         self.total_loss.zero_()
         self.batch.zero_()
 
@@ -201,7 +205,7 @@ class TrainEpoch:
             learning = plan.learning.bool()
             for block in self.blocks:
                 own = (part_norms[block.lives], part_rate[block.lives], learning[block.lives])
-                learn_rows(block.rows, block.gradient, *own, config, block.gaps)
+                learn_rows(block.rows, block.gradient, *own, config, block.gaps, block.half)
         learn_rows(self.hosts, host_gradient, norms, rate * config.host_lr, plan.active.bool(), config)
         self.batch.add_(1)
 
@@ -257,7 +261,8 @@ class TrainEpoch:
         """Return the leaves of the parts, and the weights of each group as functions of them."""
         plan, network = self.plan, self.state.network
         if not self.by_group:
-            rows = network.cast(self.blocks[0].rows.weights)
+            (block,) = self.blocks
+            rows = block.rows.weights if block.half is None else block.half
             used = rows.detach() if self.in_order else rows.index_select(0, plan.live_index)
             return [used.requires_grad_()], network.split_groups(plan, used)
         for block in self.blocks:
