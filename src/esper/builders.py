@@ -226,10 +226,7 @@ def make_trainer(
 
 
 def agent_schema(rates: bool = False) -> str:
-    """Hash what an agent sees and what it may choose: part of every checkpoint.
-
-    rates: of an agent that sets the learning rate too.
-    """
+    """Hash what an agent sees and may choose, with `rates` learning rates too: part of every checkpoint."""
     choices = [(head.name, [choice.name for choice in names]) for head, names in HEAD_CHOICES.items()]
     if rates:
         choices.append(("RATE", [rate.name for rate in Rate]))

@@ -135,14 +135,6 @@ def preset_names() -> list[str]:
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
 
 
-def read_preset(name: str) -> dict[str, Any]:
-    """Read the keys and values of a preset; raise UserError for an unknown name."""
-    if name not in preset_names():
-        raise UserError(f"preset is {name!r}; allowed are {', '.join(preset_names())}")
-    text = (resources.files("esper") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-    return parse_yaml(text, f"preset {name}") or {}
-
-
 def load_config(
     file: Path | str | None = None,
     preset: str | None = None,
@@ -153,7 +145,10 @@ def load_config(
     # Sources are merged as plain values and checked once at the end, so that each may be incomplete.
     data: dict[str, Any] = (base or RunConfig()).model_dump(mode="json")
     if preset is not None:
-        data = merged(data, read_preset(preset))
+        if preset not in preset_names():
+            raise UserError(f"preset is {preset!r}; allowed are {', '.join(preset_names())}")
+        text = (resources.files("esper") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
+        data = merged(data, parse_yaml(text, f"preset {preset}") or {})
     if file is not None:
         data = merged(data, read_yaml(file))
     for override in overrides:

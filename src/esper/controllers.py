@@ -172,8 +172,7 @@ def load_learned(
     if not path.exists():
         raise UserError(f"{path} does not exist: the run has finished no round yet")
     checkpoint = load_checkpoint(path, (agent_schema(), agent_schema(rates=True)))
-    config = checkpoint_config(checkpoint, path, AGENT_SETTINGS)
-    agent = make_agent(config, torch.device(device))
+    agent = make_agent(checkpoint_config(checkpoint, path, AGENT_SETTINGS), torch.device(device))
     try:
         learned = strip_prefix(LEARNER, checkpoint.tensors)
         agent.policy.load_state_dict(strip_prefix("policy", learned))
@@ -208,7 +207,10 @@ def conditions_of(specs: Sequence[EnvironmentSpec]) -> Conditions:
         known |= {name: _range([size, *known.get(name, ())]) for name, size in sizes.items()}
         budget: float = spec.episode.steps * spec.population.batches_per_epoch
         if spec.episode.flops is not None:
-            budget = spec.episode.flops / _minibatch_flops(spec)
+            # One member on the CPU: FLOPs depend on the host alone, and counting them needs no GPU.
+            alone = replace(spec, members=torch.zeros(1, dtype=torch.long), device="cpu", rate_scale=())
+            minibatch = GrowthEnvironment(alone).bare_cost / spec.population.batches_per_epoch
+            budget = spec.episode.flops / minibatch
         minibatches += [share * budget for share in spec.budgets]
     return Conditions(
         clock=specs[0].episode.clock,
@@ -238,13 +240,6 @@ def _host_of(spec: EnvironmentSpec) -> tuple[str, dict[str, int]]:
     if host.preset == "resnet":
         sizes["hidden"] = sizes["hidden"] or sizes["width"]  # 0 is as many as the width
     return host.preset, sizes
-
-
-def _minibatch_flops(spec: EnvironmentSpec) -> float:
-    """Count the training FLOPs of one minibatch of the bare host."""
-    # One member on the CPU: FLOPs depend on the host alone, and counting them needs no GPU.
-    alone = replace(spec, members=torch.zeros(1, dtype=torch.long), device="cpu", rate_scale=())
-    return GrowthEnvironment(alone).bare_cost / spec.population.batches_per_epoch
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

@@ -1,9 +1,7 @@
 """Write the network that a member grew into to disk.
 
-network.pt2           a torch.export archive, which standardizes its inputs: torch alone runs it
-network.safetensors   its tensors, for a model of one's own
-network.json          what grew where and what it reached (`SavedNetwork`)
-network.md            a description, and how to load it
+network.pt2 is a torch.export archive, which standardizes its inputs: torch alone runs it. The other files are
+those of `save_network`.
 """
 
 from __future__ import annotations

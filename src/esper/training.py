@@ -3,8 +3,7 @@
 After every round, in this order: events, metrics, trajectories, checkpoint. The checkpoint is the truth: a
 run that is killed at any moment goes on from the last one to the same bits as a run that was never stopped.
 
-Of several processes the first one has the folder: it alone reads and writes, and sends the others the
-settings and the state that they begin with.
+Of several processes the first one alone has the folder, and sends the others what they begin with.
 """
 
 from __future__ import annotations
@@ -209,8 +208,7 @@ class TrainingRun:
             "config": self.config.model_dump(mode="json"),
             "conditions": conditions_of(specs).model_dump(mode="json"),
         }
-        schema = agent_schema(self.config.episode.rates)
-        self.store.save(number, self.trainer.state_dict(), record, schema)
+        self.store.save(number, self.trainer.state_dict(), record, agent_schema(self.config.episode.rates))
 
     @property
     def finished(self) -> bool:

@@ -220,7 +220,7 @@ def test_a_copy_folds_without_a_change_lists_follow_and_one_step_makes_it_differ
     nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
     rule.step()
     assert not torch.equal(model.blocks[0].inner.weight, model.blocks[1].inner.weight)
-    assert live.describe_folds() == ("blocks.0 repeated, for good, 49 parameters",)
+    assert [(fold.description, fold.parameters) for fold in live.folds] == [("blocks.0 repeated", 49)]
 
 
 def test_frozen_and_shared_layers_keep_their_width() -> None:

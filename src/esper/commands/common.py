@@ -79,10 +79,7 @@ def plural(count: int, word: str) -> str:
 
 @contextmanager
 def step_progress(total: int, what: str, quiet: bool = False) -> Iterator[Callable[[float], None]]:
-    """Say on stderr, now and then, how much of a piece of work is done.
-
-    Yields a function to call, now and then, with how much of `total` is done.
-    """
+    """Say on stderr, now and then, how much is done; yields a function to call with that, of `total`."""
     from esper.runs.console import duration
 
     begun = time.monotonic()
@@ -172,7 +169,6 @@ def run_training(
 
     show: is called after every round instead of printing what the run is and what each round came to; the
         report is then left to the caller, unless a stop was asked for
-
     Returns the exit code: 0, or that of the signal. A second signal ends it at once, between two steps. Of
     several processes the first one shows and reports.
     """

@@ -78,8 +78,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norms[0](x)).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        added: Tensor = self.down(F.relu(self.up(self.norms[1](x))))
-        return x + added
+        return x + self.down(F.relu(self.up(self.norms[1](x))))
 
 
 class GPT(nn.Module):

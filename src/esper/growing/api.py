@@ -173,10 +173,7 @@ def _stop_notice(out: str | Path | None) -> Callable[[], object]:
 
 
 class Growth:
-    """A model with its data and a controller, from the first epoch to the last.
-
-    Between two epochs it can be saved.
-    """
+    """A model with its data and a controller, from first epoch to last; between two it can be saved."""
 
     def __init__(
         self,
@@ -308,6 +305,7 @@ class Growth:
         self.ending.finish()
         self.episode.refresh_last()
         live = self.bodies.live
+        folds = [f"{fold.description}, for good, {fold.parameters:,} parameters" for fold in live.folds]
         return Grown(
             model=self.bodies.plain_model(self.environment.slots),
             record=self.episode.record(),
@@ -318,7 +316,7 @@ class Growth:
             epoch=int(self.ending.epoch),
             asked=self.environment.steps,
             plain_epochs=self.plain_epochs,
-            folded=live.describe_folds(),
+            folded=tuple(folds),
             widened=live.describe_growth(),
             remarks=tuple(self.remarks),
             seconds=tuple(self.seconds),
@@ -431,10 +429,7 @@ def _check_arguments(epochs: Any, step: Any, flags: Mapping[str, Any]) -> None:
 
 
 def _build_model(model: ModelOrMaker, device: torch.device) -> nn.Module:
-    """Return a copy of the model, or of what the given function makes, on a device.
-
-    Raises a UserError for what is no model that can grow.
-    """
+    """Copy the model, or what the given function makes, to a device; raise a UserError if it cannot grow."""
     try:
         made = model() if callable(model) and not isinstance(model, nn.Module) else model
     except TypeError as error:

@@ -32,6 +32,7 @@ from torch.utils.data import (
 
 from esper.growing.settings import BATCH_SIZE, GrowSettings
 from esper.utils.errors import UserError
+from esper.utils.streams import seeded_globals
 
 ALLOWED = "a DataLoader, a Dataset, or a pair (inputs, targets) of tensors or arrays"
 VALIDATION_SHARE = 0.2  # of the training data, where no validation data are given
@@ -39,7 +40,6 @@ VALIDATION_SHARE = 0.2  # of the training data, where no validation data are giv
 # would otherwise make the first epoch endless without a word.
 LONGEST = 4.0
 _NUMPY_GENERATOR = "MT19937"  # NumPy's global one, whose state has a fixed form
-_NUMPY_SEEDS = 2**32  # NumPy takes no larger seed
 
 
 # ---- loaders -------------------------------------------------------------------------------------------
@@ -175,11 +175,15 @@ def is_pair(data: Any) -> bool:
 
 
 def _read_pair(name: str, data: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets on the CPU, integers as int64 and floating-point values as `dtype`.
-
-    Raises a UserError in one sentence for what is wrong with them.
-    """
-    inputs, targets = (_to_tensor(name, part) for part in data)
+    """Return inputs and targets on the CPU, as int64 or `dtype`; raise a UserError where they are wrong."""
+    for part in data:
+        if isinstance(part, np.ndarray) and part.dtype.kind not in "fiub":
+            raise UserError(
+                f"{name} holds {part.dtype} values; give numbers: encode text and categories first"
+            )
+        if not isinstance(part, Tensor | np.ndarray):
+            raise UserError(f"{name} holds a {type(part).__name__}; give {ALLOWED}")
+    inputs, targets = (torch.as_tensor(part).detach().to("cpu") for part in data)
     targets = targets if targets.is_floating_point() else targets.long()
     inputs, targets = (x.to(dtype) if x.is_floating_point() else x for x in (inputs, targets))
     if len(inputs) != len(targets):
@@ -194,15 +198,6 @@ def _read_pair(name: str, data: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor
                 "or drop those samples"
             )
     return inputs, targets
-
-
-def _to_tensor(name: str, data: Any) -> Tensor:
-    """Return data as a tensor on the CPU, in their own dtype."""
-    if isinstance(data, np.ndarray) and data.dtype.kind not in "fiub":
-        raise UserError(f"{name} holds {data.dtype} values; give numbers: encode text and categories first")
-    if not isinstance(data, Tensor | np.ndarray):
-        raise UserError(f"{name} holds a {type(data).__name__}; give {ALLOWED}")
-    return torch.as_tensor(data).detach().to("cpu")
 
 
 # ---- batches of any structure --------------------------------------------------------------------------
@@ -277,23 +272,14 @@ def count_samples(batch: Any) -> int:
 @contextmanager
 def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's, NumPy's and Python's global generators; afterwards restore the caller's states."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (augmentation may use it)
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % _NUMPY_SEEDS)  # noqa: NPY002
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
+    devices = [device] if device.type == "cuda" else []
+    with seeded_globals(seed), torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
 
 
 class GeneratorStates:
-    """The states of all generators that a growth draws from, as plain tensors.
-
-    These are the global ones of torch, NumPy and Python, and those of the loaders and their samplers.
-    """
+    """The states of the global generators of torch, NumPy and Python, and of those of the loaders."""
 
     def __init__(self, device: torch.device, loaders: Iterable[Any] = ()):
         self._device = device

@@ -153,8 +153,7 @@ class GrowFolder:
 
     def finish(self, grown: Grown, run: Growth, finished: bool) -> None:
         """Write the grown model, the curves and the report; a run that is not finished may still go on."""
-        record = replace(grown.record, slot_ids=grown.slot_names)
-        self._write_history(record, run)
+        self._write_history(replace(grown.record, slot_ids=grown.slot_names), run)
         curves, verdicts = grown.curves(), grown.verdicts()
         self.folder.write(replace(self.growth, curves=curves, finished=finished, verdicts=verdicts))
         load = 'model = torch.export.load("network.pt2").module()   # needs torch alone'

@@ -342,10 +342,10 @@ class LivePopulation:
             self._step_optimizer()  # with the gradients of the last, incomplete step
         self.batches, self.samples = max(count, 1), (samples, self.samples[1])
         self._trained_share = shares / max(samples, 1)
-        return TrainMetrics(
-            loss=(total / max(count, 1)).cpu().view(1),
-            seeds=self._seed_gradients(),
-        )
+        gradients = torch.stack([slot.gradient_stats(self.model_device) for slot in self.slots])
+        norm, vanishing, exploding = gradients.cpu().T.unsqueeze(1)  # of the latest batch, each [1, S]
+        seeds = SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding)
+        return TrainMetrics(loss=(total / max(count, 1)).cpu().view(1), seeds=seeds)
 
     def _read_train(self) -> Iterator[Any]:
         most = self.settings.training.get("batches_per_epoch")
@@ -395,21 +395,12 @@ class LivePopulation:
         if self.progressive is not None and self.progressive.step():
             self._snapshot = None
 
-    def _seed_gradients(self) -> SeedGradients:
-        """Return norm and health of the latest gradients of each seed.  # each [1, S]"""
-        rows = [slot.gradient_stats(self.model_device) for slot in self.slots]
-        norm, vanishing, exploding = torch.stack(rows).cpu().T.unsqueeze(1)  # each [1, S]
-        return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding)
-
     # ---- validation ------------------------------------------------------------------------------------
 
     def run_validation(
         self, states: SlotStates, ablate: bool = True, unfinished: bool = False
     ) -> ValidationMetrics:
-        """Measure the model and, with `ablate`, each seed: one pass over `val` each.
-
-        `unfinished` changes nothing: there is one member.
-        """
+        """Measure the model and, with `ablate`, each seed, in a pass each; `unfinished` changes nothing."""
         self.sync_slots(states)
         key = tuple((slot.blueprint, slot.alpha, slot.blend) for slot in self.slots)
         found = ValidationMetrics.unmeasured(1, self.num_slots, self.device)
@@ -640,8 +631,7 @@ class LivePopulation:
 
 def _true_slots(where: Tensor) -> list[int]:
     """List the slots where True.  # [1, S]"""
-    found: list[int] = where[0].nonzero().flatten().tolist()
-    return found
+    return where[0].nonzero().flatten().tolist()
 
 
 def _count_seed_flops(blueprint: int, spec: SlotSpec) -> float:

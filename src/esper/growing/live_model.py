@@ -351,10 +351,6 @@ class LiveModel:
 
     # ---- describing ------------------------------------------------------------------------------------
 
-    def describe_folds(self) -> tuple[str, ...]:
-        """Say what has become part of the model, in order."""
-        return tuple(f"{fold.description}, for good, {fold.parameters:,} parameters" for fold in self.folds)
-
     def describe_growth(self) -> dict[int, tuple[str, int]]:
         """Say, by slot, how its clone or widening changes the model, and how many parameters it adds.
 

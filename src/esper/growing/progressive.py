@@ -293,13 +293,9 @@ class Progressive:
 
     @property
     def saved(self) -> float:
-        """The share of the FLOPs of plain training that growth leaves out over `total_steps`.
-
-        Known where an example was given; raises a UserError elsewhere.
-        """
+        """The share of the FLOPs of plain training that growth leaves out; a UserError without an example."""
         self._check_counted()
-        ends = [0, *self.grow_steps, self.total_steps]
-        lengths = [end - begin for begin, end in pairwise(ends)]
+        lengths = [end - begin for begin, end in pairwise([0, *self.grow_steps, self.total_steps])]
         spent = sum(steps * flops for steps, flops in zip(lengths, self.flops, strict=True))
         return 1.0 - spent / (self.total_steps * self.flops[-1])
 
@@ -334,10 +330,7 @@ class Progressive:
 
     @property
     def share(self) -> float:
-        """The FLOPs of a forward pass now, relative to the whole model.
-
-        Known where an example was given; raises a UserError elsewhere.
-        """
+        """The FLOPs of a forward pass now, relative to the whole model; a UserError without an example."""
         self._check_counted()
         return self.flops[self.stage] / self.flops[-1]
 

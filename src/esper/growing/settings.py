@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from pydantic import ConfigDict, Field, ValidationError
@@ -19,9 +19,8 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.scripted import Static
 from esper.utils.errors import UserError
-from esper.utils.settings import Config, describe_problem
+from esper.utils.settings import AnyConfig, Config, describe_problem
 
-AnyConfig = TypeVar("AnyConfig", bound=Config)
 Function = Callable[..., Any] | None
 BATCH_SIZE = 64  # where neither a setting nor a loader gives another
 STATIC = "static"  # the controller that never grows anything
@@ -142,8 +141,7 @@ class UserController(Controller):
         self.controller.begin(info)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions | list[Actions]:
-        decided: Actions | list[Actions] = self.controller.decide(observation, masks, step)
-        return decided
+        return self.controller.decide(observation, masks, step)
 
     def state_dict(self) -> dict[str, Tensor]:
         return self.controller.state_dict() if hasattr(self.controller, "state_dict") else {}

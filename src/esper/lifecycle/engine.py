@@ -217,17 +217,16 @@ def merge_outcomes(outcomes: Sequence[ActionOutcome]) -> ActionOutcome:
 def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
     """Let one decision step pass: ramps move, scheduled prunes end, pruned slots cool down, clocks count.
 
-    A fossil whose slot has room becomes part of the host, and its slot is empty again. New units first train
-    for a step beside their block: their moments need a count of their own until they stand for something.
-
-    A slot moves at most once, judged on the stage in which the tick found it.
+    A fossil whose slot has room becomes part of the host, and its slot is empty again. A slot moves at most
+    once, judged on the stage in which the tick found it.
     """
     ramped = advance_alpha(states)
     ended = ramped.prune_pending & (ramped.alpha_mode == AlphaMode.HOLD)
     clock = states.epochs_in_stage + 1
     cooldown = _cooldown_ticks(states.device, config.embargo_ticks).take(states.stage)
     cooled = clock >= cooldown
-    # A clone is trained already; new units fold after one step, when their moments mean something.
+    # A clone is trained already. New units first train for a step beside their block: their moments need a
+    # count of their own until they stand for something.
     ripe = (states.age > 0) | (states.blueprint == Blueprint.CLONE)
     folded = (states.stage == Stage.FOSSILIZED) & (states.room > 0) & ripe
     moved = ended | cooled | folded

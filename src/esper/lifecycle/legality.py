@@ -143,10 +143,7 @@ def holds_seed(states: SlotStates) -> Tensor:
 
 
 def in_forward_pass(states: SlotStates) -> Tensor:
-    """Find seeds that the host's output depends on: in BLENDING, HOLDING or FOSSILIZED, alpha above 0.
-
-    # [N, S] bool
-    """
+    """Find seeds that the host's output depends on: in a forward stage, alpha above 0.  # [N, S] bool"""
     return _in_forward_stage(states.stage) & (states.alpha > 0)
 
 
@@ -170,9 +167,13 @@ def legal_slots_by_op(
     # UNKNOWN is 0.
     stage = states.stage * states.enabled  # a disabled slot reads as UNKNOWN: it neither helps nor blocks
     at_rest = states.alpha_mode == int(AlphaMode.HOLD)
+    # No slot holds a young seed or cools down, and max_seeds is not reached.  # [N, 1]
+    may_germinate = ~_blocks_germination(stage).any(dim=1, keepdim=True)
+    if config.max_seeds:
+        may_germinate = may_germinate & (holds_seed(states).sum(dim=1, keepdim=True) < config.max_seeds)
     conditions: dict[Op, Tensor] = {
         Op.WAIT: states.enabled,
-        Op.GERMINATE: _may_germinate(states, stage, config).expand_as(stage),
+        Op.GERMINATE: may_germinate.expand_as(stage),
         Op.SET_ALPHA_TARGET: at_rest,
         Op.PRUNE: at_rest & (states.age >= config.min_prune_age),
         Op.FOSSILIZE: states.enabled,
@@ -247,11 +248,3 @@ def _finish_table(training_epochs: int) -> Tensor:
     table[..., Op.GERMINATE] = 1 + table[Stage.GERMINATED, :, 0, Op.ADVANCE].min()
     table[..., Op.SET_ALPHA_TARGET] = 1 + min(ticks for ticks in SPEED_TICKS.values() if ticks)
     return table
-
-
-def _may_germinate(states: SlotStates, enabled_stage: Tensor, config: LifecycleConfig) -> Tensor:
-    """Return whether no slot holds a young seed or cools down and max_seeds is not reached.  # [N, 1] bool"""
-    free = ~_blocks_germination(enabled_stage).any(dim=1, keepdim=True)
-    if config.max_seeds == 0:
-        return free
-    return free & (holds_seed(states).sum(dim=1, keepdim=True) < config.max_seeds)

@@ -40,10 +40,7 @@ def legal_rates(rates: Rates, spent: Tensor) -> Tensor:
 
 
 def change_rates(rates: Rates, choice: Tensor, spent: Tensor) -> Rates:
-    """Carry out one choice per member; what is illegal or out of range changes nothing in its row.
-
-    choice [N] int64; spent [N]: share of the budget
-    """
+    """Carry out one choice per member; what is illegal or out of range changes nothing in its row.  # [N]"""
     safe = choice.clamp(0, len(Rate) - 1)
     legal = legal_rates(rates, spent).gather(1, safe.unsqueeze(1)).squeeze(1) & (safe == choice)
     done = torch.where(legal, safe, int(Rate.KEEP))

@@ -138,12 +138,8 @@ class SlotEvidence(RowRecord):
     @staticmethod
     def unmeasured(num_members: int, num_slots: int, device: torch.device | str = "cpu") -> SlotEvidence:
         """Return evidence without any measurement."""
-        return SlotEvidence(
-            **{
-                f.name: torch.full((num_members, num_slots), float("nan"), device=device)
-                for f in fields(SlotEvidence)
-            }
-        )
+        shape = len(fields(SlotEvidence)), num_members, num_slots
+        return SlotEvidence(*torch.full(shape, float("nan"), device=device))
 
     def forget(self, where: Tensor) -> SlotEvidence:
         """Forget the measurements where True: a new seed inherits nothing.  # where [N, S]"""

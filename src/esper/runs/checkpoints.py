@@ -2,8 +2,6 @@
 
 A checkpoint cannot run code when it is loaded, is written whole or not at all, and carries a digest of
 all its bytes, so that damage anywhere in it is found before anything is believed.
-
-    header metadata: format, version, schema, digest, record (JSON)
 """
 
 from __future__ import annotations
@@ -77,9 +75,7 @@ def load_checkpoint(
     path = Path(path)
     with disk_errors("read", path):
         data = bytearray(path.read_bytes())
-    _check_bytes(path, data)
-    header_size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + header_size])["__metadata__"]
+    header = json.loads(_check_bytes(path, data))["__metadata__"]
     if header["version"] != VERSION:
         raise CheckpointError(
             f"{path} has checkpoint version {header['version']!r}; this esper reads {VERSION!r}: "
@@ -100,8 +96,8 @@ def load_checkpoint(
     return Checkpoint(placed, json.loads(header["record"]))
 
 
-def _check_bytes(path: Path, data: bytearray) -> None:
-    """Raise CheckpointError for bytes that are foreign, cut short or changed; blank the digest in `data`."""
+def _check_bytes(path: Path, data: bytearray) -> bytes:
+    """Return the header and blank the digest in `data`; raise CheckpointError for other or damaged bytes."""
     header_size = int.from_bytes(data[:8], "little")
     header = bytes(data[8 : 8 + min(header_size, _MAX_HEADER)])
     if f'"format":"{FORMAT}"'.encode() not in header or _DIGEST.search(header) is None:
@@ -116,6 +112,7 @@ def _check_bytes(path: Path, data: bytearray) -> None:
             f"{path} is damaged: its {len(data):,} bytes do not match their digest; "
             "use an older checkpoint of the run"
         )
+    return header
 
 
 def _digest_span(data: bytearray) -> tuple[int, int]:

@@ -21,16 +21,13 @@ def tensorboard_sink(folder: RunFolder, config: Mapping[str, Any], rounds_done: 
     """Write event files, one curve per number; rounds after `rounds_done` are drawn anew."""
     require("tensorboard", "sinks", "the sink 'tensorboard'")
     make_writer = import_module("torch.utils.tensorboard").SummaryWriter
-    writer = make_writer(log_dir=str(folder.path / "tensorboard"), purge_step=rounds_done + 1)
+    with make_writer(log_dir=str(folder.path / "tensorboard"), purge_step=rounds_done + 1) as writer:
 
-    def write(summary: RoundSummary) -> None:
-        for name, value in summary.scalars().items():
-            writer.add_scalar(name, value, global_step=summary.round)
+        def write(summary: RoundSummary) -> None:
+            for name, value in summary.scalars().items():
+                writer.add_scalar(name, value, global_step=summary.round)
 
-    try:
         yield write
-    finally:
-        writer.close()
 
 
 @contextmanager

@@ -55,26 +55,16 @@ class Bodies(Protocol):
     def device(self) -> torch.device: ...
     @property
     def topology(self) -> str: ...
-
     @property
-    def replays(self) -> bool:
-        """Whether steps are captured as CUDA graphs."""
-
+    def replays(self) -> bool: ...  # whether steps are captured as CUDA graphs
     @property
-    def batches(self) -> int:
-        """Return the number of minibatches between two decisions."""
-
+    def batches(self) -> int: ...  # minibatches between two decisions
     @property
-    def samples(self) -> tuple[int, int]:
-        """Return the number of samples of one epoch of training and of one validation."""
-
+    def samples(self) -> tuple[int, int]: ...  # of one epoch of training, and of one validation
     @property
-    def host_parameters(self) -> int:
-        """Return the number of parameters of a host without seeds."""
-
+    def host_parameters(self) -> int: ...  # of a host without seeds
     @property
-    def host_flops(self) -> float:
-        """Return the FLOPs of one sample's forward pass through a host without seeds."""
+    def host_flops(self) -> float: ...  # of one sample's forward pass through a host without seeds
 
     # ---- growth ----------------------------------------------------------------------------------------
 

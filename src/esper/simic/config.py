@@ -98,11 +98,7 @@ class GovernorConfig(Config):
 
 
 def lifecycle_for(steps: int) -> LifecycleConfig:
-    """Fit the time in TRAINING to an episode of `steps`: a tenth of it, at most 10 epochs.
-
-    In an episode of 30 steps a seed trains alone for 3 epochs, so that three of them can grow one after
-    another.
-    """
+    """Fit the time in TRAINING to an episode: a tenth of its steps, at most 10, so that several seeds fit."""
     return LifecycleConfig(gates=GateConfig(training_epochs=max(1, min(10, steps // 10))))
 
 

@@ -41,9 +41,7 @@ class HasForms(Protocol):
     def forms(self) -> Tensor: ...  # [N, S, positions] int64, the seed's first; -1 = none
     @property
     def folding(self) -> Tensor: ...  # [N, S] bool: a fossil waits to become part of its host
-
-    def gated(self, states: SlotStates) -> Tensor:
-        """Return where a part blends through a gate.  # [N, S, positions] bool"""
+    def gated(self, states: SlotStates) -> Tensor: ...  # [N, S, positions] bool: it blends through a gate
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class ForwardCosts:
         own = self.trunk.sum() + (folded + grown).sum(1)
         # What follows slot s: the trunk behind it, parts folded in behind it, and active seeds behind it.
         ahead = self.trunk[1:] + torch.cat([folded[:, 1:], torch.zeros_like(folded[:, :1])], dim=1)
-        rest = _suffix_sums(ahead, here=True) + _suffix_sums(grown)  # [N, S]
+        rest = _suffix_sums(ahead) + (_suffix_sums(grown) - grown)  # [N, S]
         # A shadow row forks at its slot: it pays for its seed and for what follows it.
         shadows = (isolated * (rest + seed)).sum(1)
         # A backward pass costs two forward passes: one for activations, one for weights.
@@ -125,10 +123,9 @@ class ForwardCosts:
         return bodies.sum(2) - seeds, seeds
 
 
-def _suffix_sums(costs: Tensor, here: bool = False) -> Tensor:
-    """Sum what lies behind each slot, the slot itself included where asked.  # [N, S] → [N, S]"""
-    suffix = costs.flip(1).cumsum(1).flip(1)
-    return suffix if here else suffix - costs
+def _suffix_sums(costs: Tensor) -> Tensor:
+    """Sum what lies at each slot and behind it.  # [N, S] → [N, S]"""
+    return costs.flip(1).cumsum(1).flip(1)
 
 
 _counted: dict[str, float] = {}

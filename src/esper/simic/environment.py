@@ -452,10 +452,7 @@ class Environment:
         return torch.zeros_like(flops) + clock.double() / self.steps
 
     def _compute_cost(self, slots: SlotStates, uses_metrics: Tensor) -> Tensor:
-        """Return the FLOPs of an epoch, with its validation for those who pay for it; 0 for the finished.
-
-        # [N] float64
-        """
+        """Return FLOPs of an epoch, with its validation for who pays for it; 0 for the finished.  # [N]"""
         return self.bodies.epoch_flops(slots, self._work(), uses_metrics) * ~self.bodies.finished
 
     def _training_clock(self, slots: SlotStates) -> Clock:
@@ -506,10 +503,7 @@ class Environment:
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what `state_dict` returned: the episode goes on to the same bits.
-
-        Raises ValueError for the state of another environment.
-        """
+        """Go on from a saved state to the same bits; raise ValueError for that of another environment."""
         if self.episode < 0:
             self.reset(0)  # something to compare shapes with
         self._check_state(tensors)

@@ -86,10 +86,7 @@ def _spikes(window: Tensor, loss: Tensor) -> Tensor:
 
 
 def grown_since(saved: SlotStates, now: SlotStates, ticks: Tensor) -> Tensor:
-    """Find seeds that germinated, moved on, or got a larger alpha in the `ticks` [N] since a snapshot.
-
-    # [N, S] bool
-    """
+    """Find seeds that began, moved on, or got a larger alpha, `ticks` [N] after a snapshot.  # [N, S]"""
     # Another seed in the same slot shows by its age.
     planted = ~holds_seed(saved) | (now.age != saved.age + ticks.unsqueeze(1))
     moved = (now.stage != saved.stage) | (now.alpha > saved.alpha)
@@ -104,10 +101,8 @@ def roll_back(
     panicked [N] bool; ticks [N] since the state was saved → the state and [N, S] bool
     """
     suspects = panicked.unsqueeze(1) & grown_since(saved.slots, state.slots, ticks)
-    taken_back, present = panicked.unsqueeze(1) & ~suspects, state.slots.tensors()
-    undone = SlotStates(
-        **{n: torch.where(taken_back, value, present[n]) for n, value in saved.slots.tensors().items()}
-    )
+    taken_back = panicked.unsqueeze(1) & ~suspects
+    undone = map_tensors(lambda old, now: torch.where(taken_back, old, now), saved.slots, state.slots)
     # A fold since the snapshot is undone with the bodies, so its room is free again.
     room = torch.where(panicked.unsqueeze(1), saved.slots.room, state.slots.room)
     after = MemberState(

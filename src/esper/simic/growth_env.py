@@ -1,13 +1,9 @@
-"""The population as a Gymnasium vector environment, and one member as an ordinary environment.
-
-    envs = gymnasium.make_vec("esper/Growth-v0", num_envs=8, task="spirals", steps=20)
-    observations, infos = envs.reset(seed=1)
-    infos["action_mask"]        # [N, choices of all heads] bool, True = legal
+"""The population as a Gymnasium vector environment, and one member as an ordinary one: see `esper.gym`.
 
 An action has a number for each head: slot, blueprint, style, tempo, alpha_target, alpha_speed, alpha_curve,
-op, and with `rates=True` what is done to the learning rate. The masks judge every head alone; a slot on which
-the chosen op is not legal is an action that fails: it costs the step and changes nothing.
-`infos["slot_by_op"]` [N, ops, slots] holds the pairs.
+op, and with `rates=True` what is done to the learning rate. `infos["action_mask"]` [N, choices of all heads]
+is True where a choice is legal. It judges every head alone; a slot on which the chosen op is not legal is an
+action that fails: it costs the step and changes nothing. `infos["slot_by_op"]` [N, ops, slots] has the pairs.
 
 An episode has a fixed number of steps and its clock is in the observation, so its end is a termination and
 never a truncation. All members end together; the step after that resets them (autoreset mode NEXT_STEP). A
@@ -31,12 +27,11 @@ from esper.lifecycle.actions import NUM_BLUEPRINTS, Actions, Head, Rate, head_si
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, PPOConfig, lifecycle_for
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.simic.rollout import Bools, Floats
 from esper.tamiyo.policy import features
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tasks import Task, load_task
 
-Floats = NDArray[np.float32]
-Bools = NDArray[np.bool_]
 _BLUEPRINT_COLUMNS = NUM_BLUEPRINTS + 1  # one for an empty slot
 
 

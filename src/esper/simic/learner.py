@@ -123,10 +123,7 @@ class Learner(LearnedController):
 
     @property
     def buffer(self) -> TamiyoRolloutBuffer:
-        """Return the transitions of the latest episode, of all shards once these are joined.
-
-        Raises RuntimeError before the first.
-        """
+        """Return the latest episode's transitions, of all joined shards; RuntimeError before the first."""
         buffer = self._learned or self._buffer
         if buffer is None:
             raise RuntimeError("nothing has been played yet; play an episode before learning from it")

@@ -17,7 +17,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
 from esper.simic.environment import Environment, GrowthEnvironment, StepResult
 from esper.tamiyo.controller import Blocks, Controller, EpisodeInfo
-from esper.utils.rows import add_prefix, refill, stack_steps, strip_prefix, to_cpu, unstack_steps
+from esper.utils.rows import add_prefix, map_tensors, refill, stack_steps, strip_prefix, to_cpu, unstack_steps
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -80,8 +80,7 @@ class EpisodeRecord:
     def select_members(self, span: slice) -> EpisodeRecord:
         """Return the same episode of some of its members."""
         arrays: dict[str, Any] = {name: value[:, span] for name, value in self._by_step().items()}
-        slots = self.final_slots[span]
-        return replace(self, members=self.members[span], final_slots=slots, **arrays)
+        return replace(self, members=self.members[span], final_slots=self.final_slots[span], **arrays)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that differs between records of one episode, by name: for `concatenate`."""
@@ -94,27 +93,21 @@ class EpisodeRecord:
 
         Where a part ended before the longest one, its members are at rest until the end.
         """
-        records = [self._of(part) for part in parts]
+        names, records = self._by_step(), []
+        for part in parts:
+            slots = refill(self.final_slots, strip_prefix("final_slots", part))
+            arrays: dict[str, Any] = {name: part[name].numpy() for name in (*names, "members")}
+            records.append(replace(self, final_slots=slots, **arrays))
         steps = max(record.num_steps for record in records)
-        # A shard whose members ended early is padded with resting steps.
         longest = [vars(record._pad(steps)) for record in records]
-        arrays: dict[str, Any] = {
-            name: np.concatenate([each[name] for each in longest], axis=1) for name in self._by_step()
-        }
-        ended = [record.final_slots.tensors() for record in records]
-        slots = {name: torch.cat([each[name] for each in ended]) for name in ended[0]}
+        arrays = {name: np.concatenate([each[name] for each in longest], axis=1) for name in names}
+        slots = map_tensors(lambda *each: torch.cat(each), *(record.final_slots for record in records))
         members = np.concatenate([record.members for record in records])
-        return replace(self, members=members, final_slots=SlotStates(**slots), **arrays)
+        return replace(self, members=members, final_slots=slots, **arrays)
 
     def _by_step(self) -> dict[str, NDArray[Any]]:
         """Return the arrays that have an axis of steps, and behind it one of members."""
         return {n: v for n, v in vars(self).items() if isinstance(v, np.ndarray) and n not in _ONCE}
-
-    def _of(self, tensors: Mapping[str, Tensor]) -> EpisodeRecord:
-        """Return the same episode of other members."""
-        slots = refill(self.final_slots, strip_prefix("final_slots", tensors))
-        arrays: dict[str, Any] = {name: tensors[name].numpy() for name in (*self._by_step(), "members")}
-        return replace(self, final_slots=slots, **arrays)
 
     def _pad(self, steps: int) -> EpisodeRecord:
         """Return the same record with members that stay as they ended until there were that many steps."""
@@ -211,10 +204,7 @@ class Episode:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the steps so far, of which there is at least one, and what the controller remembers.
-
-        The environment has a state of its own.
-        """
+        """Return the steps so far, at least one, and the controller's state; the environment has its own."""
         return {
             **add_prefix("seen", stack_steps(self._seen)),
             **add_prefix("done", stack_steps(self._done)),
@@ -280,10 +270,7 @@ def _done(actions: Actions, result: StepResult) -> dict[str, Tensor]:
 
 
 def _count_steps(spent: NDArray[Any]) -> int:
-    """Count the steps up to the last in which a member trained; at least one.
-
-    spent [T + 1, N]: nobody spends anything in an empty step.
-    """
+    """Count the steps up to the last in which a member spent anything; at least one.  # spent [T + 1, N]"""
     # Members end at different steps; the environment learns of it one step later.
     moved = (np.diff(spent, axis=0) > 0).any(axis=1)
     return int(np.flatnonzero(moved).max(initial=0)) + 1

@@ -24,7 +24,7 @@ from esper.population.population import Population
 from esper.runs.schema import Event, EventKind, RoundSummary
 from esper.runs.trajectories import COLUMNS, NO_BLUEPRINT, UNMEASURED, HostPart, Trajectories
 from esper.simic.agent.ppo import UpdateMetrics
-from esper.simic.rollout import Bools, Doubles, EpisodeRecord, Ints
+from esper.simic.rollout import Bools, EpisodeRecord, Ints
 from esper.utils.statistics import mean_interval
 
 _LEARNED = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance")
@@ -62,10 +62,7 @@ def _slot_events(
     stage_to: Ints,
     before: bool = False,
 ) -> list[Event]:
-    """Return one event for each place where True, each array [T, N, S].
-
-    before: speak of the seed that was there before the action, not after it.
-    """
+    """Return one event for each place where True [T, N, S]; before: of the seed before the action."""
     blueprints = record.seen_blueprint[:-1] if before else record.blueprint
     styles = record.seen_style[:-1] if before else record.style
     bodies = record.seed_parameters[np.arange(len(record.slot_ids)), np.maximum(blueprints, 0)]
@@ -175,7 +172,12 @@ def summarize_round(
 
     progress: how far the run is and the learning rate, by the names of `RoundSummary`.
     """
-    by_step, above = op_shares(record), dict[str, float]()  # [T, ops]
+    above = dict[str, float]()
+    # [T, ops] the share of members whose executed op was each
+    by_step = (record.executed_op[:, :, None] == np.arange(len(Op))).mean(axis=1)
+    # Seeds per member; a blueprint that nobody planted is left out.
+    seeds = np.bincount(record.blueprint[record.germinated], minlength=len(Blueprint)) / record.num_members
+    planted = {f"planted/{b.name}": float(seeds[b]) for b in Blueprint if seeds[b] > 0}
     ends = {"return": record.returns, "accuracy": record.accuracy[-1]}
     ends["parameter_ratio"] = record.parameter_ratio[-1]
     for name, values in ends.items():
@@ -191,33 +193,20 @@ def summarize_round(
         head_entropy=dict(update.head_entropy),
         **{name: getattr(update, name) for name in _LEARNED},
         gradient_norm=update.grad_norm,
-        extra=_extra(record, update) | above,
+        extra={
+            "potential": float(np.nanmean(record.potential[-1])),
+            "succeeded": float(record.succeeded.mean()),
+            "germinated": float(record.germinated.sum() / record.num_members),
+            "pruned": float(record.pruned.sum() / record.num_members),
+            "rollbacks": float(record.panicked.sum() / record.num_members),
+            "flops": float(record.flops.mean()),
+            "epochs_done": update.epochs_done,
+            "entropy_coefficient": update.entropy_coefficient,
+        }
+        | planted
+        | above,
         anomalies=_anomalies(record, update),
     )
-
-
-def op_shares(record: EpisodeRecord) -> Doubles:
-    """Return the share of members whose executed op was each, step by step.  # [T, ops]"""
-    return (record.executed_op[:, :, None] == np.arange(len(Op))).mean(axis=1)
-
-
-def _extra(record: EpisodeRecord, update: UpdateMetrics) -> dict[str, float]:
-    return {
-        "potential": float(np.nanmean(record.potential[-1])),
-        "succeeded": float(record.succeeded.mean()),
-        "germinated": float(record.germinated.sum() / record.num_members),
-        "pruned": float(record.pruned.sum() / record.num_members),
-        "rollbacks": float(record.panicked.sum() / record.num_members),
-        "flops": float(record.flops.mean()),
-        "epochs_done": update.epochs_done,
-        "entropy_coefficient": update.entropy_coefficient,
-    } | planted(record)
-
-
-def planted(record: EpisodeRecord) -> dict[str, float]:
-    """Return seeds per member as `planted/NAME`; a blueprint that nobody planted is left out."""
-    counts = np.bincount(record.blueprint[record.germinated], minlength=len(Blueprint)) / record.num_members
-    return {f"planted/{b.name}": float(counts[b]) for b in Blueprint if counts[b] > 0}
 
 
 def _anomalies(record: EpisodeRecord, update: UpdateMetrics) -> list[str]:

@@ -56,10 +56,7 @@ STUDY = Conditions(
 
 
 def differences(trained: Conditions, asked: Conditions) -> list[str]:
-    """List in what a run lies outside of the conditions that a controller was trained under.
-
-    Returns one phrase for each difference, none where the run lies within.
-    """
+    """List in what a run lies outside of the conditions that a controller was trained under, in phrases."""
     found = []
     if asked.clock != trained.clock:
         found.append(f"episode.clock is {asked.clock} (trained with {trained.clock})")

@@ -7,9 +7,6 @@ and test data are those of the published data set (its seed is 42; ours is added
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache
 
@@ -18,6 +15,7 @@ from numpy.typing import NDArray
 
 from esper.tasks.task import HostSpec, Split, Splits, TaskEntry, as_split, random_splits, register
 from esper.utils.errors import require
+from esper.utils.streams import seeded_globals
 
 DIGITS = TaskEntry(
     name="digits",
@@ -116,23 +114,10 @@ def generate(seed: int, samples: int) -> tuple[NDArray[np.float64], NDArray[np.i
     per_class = samples // len(templates["y"])
     targets = np.repeat(templates["y"], per_class)
     # The same draws in the same order as the package, so that the data are the published ones.
-    with _numpy_seed(seed):
+    with seeded_globals(seed):
         signals = np.stack(
             [data.transform(templates["x"][label], templates["t"], arguments)[0] for label in targets]
         )
         shuffle = np.random.permutation(len(targets))  # noqa: NPY002 - the package draws from the global state
         order = np.random.permutation(arguments.final_seq_length)  # noqa: NPY002
     return signals[shuffle][:, None, :], targets[shuffle], order
-
-
-@contextmanager
-def _numpy_seed(seed: int) -> Iterator[None]:
-    """Seed the global generators that the package draws from, and put them back afterwards."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
-    np.random.seed(seed)  # noqa: NPY002
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        random.setstate(python_state)

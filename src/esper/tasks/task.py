@@ -218,10 +218,7 @@ def build_task(entry: TaskEntry, splits: Splits) -> Task:
 
 
 def _standardize(inputs: Tensor, scaling: Scaling) -> Standardize | None:
-    """Return the layer that gives these inputs mean 0 and deviation 1, for each feature or each channel.
-
-    Constant features become 0.
-    """
+    """Return a layer to mean 0 and deviation 1 by feature or by channel; constant features become 0."""
     if scaling == "none":
         return None
     axes = (0,) if scaling == "feature" else (0, *range(2, inputs.ndim))

@@ -119,11 +119,7 @@ P = ParamSpec("P")
 
 
 def device_table(build: Callable[P, Tensor]) -> Callable[Concatenate[torch.device, P], Tensor]:
-    """Turn `build(*key) -> CPU tensor` into `table(device, *key)`, built once per device and key.
-
-    The copy does not wait for the device, and the table is an ordinary tensor even when the first call
-    comes from inside inference mode, so that a later backward pass may keep it.
-    """
+    """Turn `build(*key) -> CPU tensor` into `table(device, *key)`, built once per device and key."""
 
     @lru_cache(maxsize=None, typed=True)  # typed: members of two IntEnums may be equal
     @wraps(build)

@@ -1,9 +1,7 @@
 """Members in shards, and the collectives by which processes exchange their results.
 
-The members of a run are dealt to a fixed number of shards, in ranges of their ids. A shard is computed by
-itself, in the same tensors whoever computes it, and a process holds a range of shards. So the bits of a run
-depend on the number of shards, which is a setting, and never on the number of processes: whatever is decided
-for all members is decided from all shards, in their order, by every process alike.
+The bits of a run depend on the number of shards, which is a setting, and never on the number of processes;
+docs/scaling.md tells how.
 
 How messages travel is an argument: `Gather` is a single process, `Processes` those of torchrun. There
 messages travel between CPUs by gloo. All processes are waited for before each collective, so that one that
@@ -77,10 +75,7 @@ def held_shards(members: int, shards: int, gather: Gather) -> list[range]:
 
 
 def gather_pieces(gather: Gather, mine: Sequence[Piece]) -> list[Piece]:
-    """Gather the tensors of every shard, in the order of the shards, from those of this process.
-
-    With several processes everything comes back on the CPU.
-    """
+    """Gather the tensors of all shards in their order; of several processes they come back on the CPU."""
     if gather.size == 1:
         return list(mine)
     copies = [{name: tensor.detach().cpu().clone() for name, tensor in piece.items()} for piece in mine]

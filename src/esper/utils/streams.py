@@ -6,8 +6,12 @@ device, in any shard and beside any neighbours.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,3 +90,16 @@ def random_order(seed: int, members: Tensor, stream: Stream, counter: int | Tens
     """Draw a permutation of range(count) for each member.  # [N, count] int64"""
     # Sorting distinct 64-bit words gives every permutation alike; equal words are too rare to matter.
     return random_bits(seed, members, stream, counter, count).argsort(dim=-1)
+
+
+@contextmanager
+def seeded_globals(seed: int) -> Iterator[None]:
+    """Seed NumPy's and Python's global generators, for code that draws from them; restore them afterwards."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - it takes no larger seed
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from esper.runs.console import interval, learning_in_words, number
 from esper.runs.files import file_in
 from esper.runs.run_folder import TRAINING_KINDS, RunFolder, flatten
-from esper.runs.schema import COMPARED, Comparison, Growth, SavedNetwork, json_values
+from esper.runs.schema import COMPARED, Comparison, SavedNetwork, json_values
 from esper.utils.errors import UserError
 from esper.utils.statistics import clear_of_zero, mean_interval
 from esper.watch.reading import last_line
@@ -96,18 +96,20 @@ def _results(results: Comparison | None) -> dict[str, Any] | None:
 
 
 def outcome(folder: RunFolder) -> dict[str, Any]:
-    """Return the outcome of a run: `sentences`, the verdict first; what `grew`; the `story`, epoch by epoch.
-
-    All are empty while the run is not finished.
-    """
+    """Return `sentences`, the verdict first, what `grew`, and the `story`; empty while a run is not over."""
     # What counts is the last thing that the run was for: a growth, a network, a comparison, a training.
     growth, network, results = folder.growth(), folder.network(), folder.results()
     grew = [] if network is None else _grew(network, "accuracy" if growth is None else growth.score_name)
     if growth is not None:
         if not growth.finished or not growth.curves:
             return _outcome([])
+        grown = growth.curves[0]
+        first, last = grown.parameters[0], grown.parameters[-1]
+        began = f"; it began with {first:,}" if first != last else ", as many as it began with"
+        score = f"{growth.score_name} of {number(grown.score[-1], '.3f')}"
+        verdict = f"The model reached a validation {score} with {last:,} parameters{began}."
         story = (_text(folder.path, "network.md") or "").split("```")[0].strip()
-        return _outcome([_growth_verdict(growth), *map(_sentence, growth.verdicts)], grew, story)
+        return _outcome([verdict, *map(_sentence, growth.verdicts)], grew, story)
     sentences = []
     if network is not None:
         sentences.append(
@@ -128,14 +130,6 @@ def _outcome(sentences: list[str], grew: Sequence[str] = (), story: str | None =
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:].removesuffix(".") + "."
-
-
-def _growth_verdict(growth: Growth) -> str:
-    grown = growth.curves[0]
-    first, last = grown.parameters[0], grown.parameters[-1]
-    began = f"; it began with {first:,}" if first != last else ", as many as it began with"
-    score = f"{growth.score_name} of {number(grown.score[-1], '.3f')}"
-    return f"The model reached a validation {score} with {last:,} parameters{began}."
 
 
 def comparison_verdicts(results: Comparison) -> list[str]:

@@ -1,14 +1,5 @@
 """The server of the page: it reads run folders and changes nothing. It serves this machine, or clients
-that have a token.
-
-    /                the page
-    /api/runs        the runs, each with its state
-    /api/facts       what a run is: settings, results, rounds with trajectories
-    /api/events      the events of one round
-    /api/trajectories   the slots of all members in one round, as the file has them
-    /api/stream      the rounds as they are written, as server-sent events
-
-A run is asked for by its name in the library, never by a path.
+that have a token. A run is asked for by its name in the library, never by a path.
 """
 
 from __future__ import annotations
@@ -161,16 +152,16 @@ def make_app(
     page = Path(str(resources.files("esper.watch") / "page"))
     return Starlette(
         routes=[
-            Route("/api/runs", list_runs),
-            Route("/api/facts", read_facts),
-            Route("/api/events", read_events),
-            Route("/api/trajectories", read_trajectories),
-            Route("/api/stream", stream),
+            Route("/api/runs", list_runs),  # each with its state
+            Route("/api/facts", read_facts),  # what a run is: settings, results, rounds with trajectories
+            Route("/api/events", read_events),  # of one round
+            Route("/api/trajectories", read_trajectories),  # the slots of one round, as the file has them
+            Route("/api/stream", stream),  # the rounds as they are written, as server-sent events
             Mount("/", StaticFiles(directory=page, html=True)),
         ],
-        exception_handlers={UserError: _not_found},
+        exception_handlers={UserError: lambda _, error: JSONResponse({"error": str(error)}, 404)},
         middleware=[
-            Middleware(_Headers),
+            Middleware(_with_headers),
             # Another site may point a name of its own at loopback, but it does not know the token.
             Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS)
             if token is None
@@ -229,24 +220,18 @@ def _read_rounds(run: Path, position: Position) -> Any:
         return read_new_lines(file_in(run, "metrics.jsonl"), position)
 
 
-def _not_found(request: Request, error: Exception) -> Response:
-    """Respond with the sentence of a UserError."""
-    return JSONResponse({"error": str(error)}, 404)
+def _with_headers(app: ASGIApp) -> ASGIApp:
+    """Add headers: the browser loads nothing from elsewhere and caches nothing."""
 
-
-class _Headers:
-    """Adds headers: the browser loads nothing from elsewhere and caches nothing."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def add_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", []), *_HEADERS]
             await send(message)
 
-        await self.app(scope, receive, with_headers)
+        await app(scope, receive, add_headers)
+
+    return answer
 
 
 class _Token:
@@ -294,16 +279,11 @@ def serve(library: Library, listener: socket.socket, ready: Callable[[str], None
 
     If other machines can reach the listener, a token is required, which is part of that address.
     """
-    server: uvicorn.Server
     host, port = listener.getsockname()[:2]
     token = None if ipaddress.ip_address(host).is_loopback else secrets.token_urlsafe(24)
 
-    def stopping() -> bool:
-        return server.should_exit
-
-    config = uvicorn.Config(
-        make_app(library, stopping, token), log_level="error", lifespan="off", timeout_graceful_shutdown=2
-    )
+    app = make_app(library, lambda: server.should_exit, token)
+    config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     # 0.0.0.0 is every address of this machine; its name is one that others may know.
     name = socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host

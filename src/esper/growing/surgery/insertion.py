@@ -93,10 +93,7 @@ class RepeatedBlocks(nn.Module):
         self.requires_grad_(True)
 
     def forward(self, h: Tensor, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
-        """Run the copies on h, with the other arguments that the last block was called with.
-
-        A cache of keys and values is left out: it belongs to the block.
-        """
+        """Run the copies on h with the other arguments of the last block, but without its cache."""
         rest = {key: _without_cache(value) for key, value in named.items()}
         if not inputs:
             main = next(key for key, x in rest.items() if isinstance(x, Tensor) and x.shape == h.shape)

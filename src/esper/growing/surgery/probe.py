@@ -237,8 +237,7 @@ class GrowthProbe:
                     return best
         nothing = "no layer with units of its own runs between the slot before and this one"
         reason = "; ".join(dict.fromkeys(refusals)) or nothing
-        refused = {b: reason for b in UNITS_PER_NEW_UNIT if b not in best.parameters}
-        return replace(best, refused=refused)
+        return replace(best, refused={b: reason for b in UNITS_PER_NEW_UNIT if b not in best.parameters})
 
     def _modules_before(self, k: int) -> list[nn.Module]:
         """Return the modules that ran once and ended after the slot before k, no later than k."""

@@ -43,33 +43,26 @@ class LayerKind:
     weight_out: int = 0
 
 
-_LINEAR = LayerKind(-1, ("in_features",), ("out_features",), 1, 0)
-_TRANSPOSED_LINEAR = LayerKind(-1, ("nx",), ("nf",), 0, 1)  # the `Conv1D` of transformers
-_CONVOLUTION = LayerKind(1, ("in_channels",), ("out_channels",), 1, 0)
-_TRANSPOSED_CONVOLUTION = LayerKind(1, ("in_channels",), ("out_channels",), 0, 1)
-_DEPTHWISE = LayerKind(1, ("in_channels", "out_channels", "groups"))
-_BATCH_NORM = LayerKind(1, ("num_features",))
-_GROUP_NORM = LayerKind(1, ("num_channels", "num_groups"))
-
-
 def layer_kind(layer: nn.Module) -> LayerKind | None:
     """Return the kind of a layer to which units can be added, else None."""
     groups = getattr(layer, "groups", 0)
     if layer._parameters.get("weight") is not None:  # else a parametrization computes it in every pass
         if _has_forward_of(layer, (nn.Linear,)):
-            return _LINEAR
-        if type(layer).__name__ == "Conv1D" and {"nx", "nf"} <= vars(layer).keys():
-            return _TRANSPOSED_LINEAR
+            return LayerKind(-1, ("in_features",), ("out_features",), 1, 0)
+        if type(layer).__name__ == "Conv1D" and {"nx", "nf"} <= vars(layer).keys():  # of transformers
+            return LayerKind(-1, ("nx",), ("nf",), 0, 1)
         if groups == 1 and _has_forward_of(layer, (*CONVOLUTIONS, *TRANSPOSED)):
-            return _CONVOLUTION if isinstance(layer, CONVOLUTIONS) else _TRANSPOSED_CONVOLUTION
+            axes = (1, 0) if isinstance(layer, CONVOLUTIONS) else (0, 1)
+            return LayerKind(1, ("in_channels",), ("out_channels",), *axes)
     if any(True for child in layer.children() for _ in child.parameters()):
         return None
     if isinstance(layer, _BatchNorm):
-        return _BATCH_NORM
+        return LayerKind(1, ("num_features",))
     if isinstance(layer, nn.GroupNorm):
-        return _GROUP_NORM if layer.num_groups > 1 else None
+        return LayerKind(1, ("num_channels", "num_groups")) if layer.num_groups > 1 else None
     if groups > 1 and _has_forward_of(layer, CONVOLUTIONS):
-        return _DEPTHWISE if groups == layer.in_channels == layer.out_channels else None
+        depthwise = groups == layer.in_channels == layer.out_channels
+        return LayerKind(1, ("in_channels", "out_channels", "groups")) if depthwise else None
     return None
 
 

@@ -30,27 +30,11 @@ def masked_mean(values: Tensor, weight: Tensor) -> Tensor:
     return torch.where(weight, values, 0.0).sum((0, 1)) / weight.sum().clamp(min=1)
 
 
-def head_weights(relevant: Tensor, batch: Sequences) -> Tensor:
-    """Find where a head earns credit: a real step, a choice, and a sampled op that reads it.  # [N, T, H]
-
-    What became of the action does not matter. A gate may refuse it on one slot and not on another: whoever
-    credited only what was executed would condition on the outcome, and the gradient would be biased.
-    """
-    # A forced step has one legal op: its log-probability is 0 whatever the weights are.
-    acting = batch.valid & ~batch.steps.forced
-    return relevant & acting.unsqueeze(-1)
-
-
 @torch.no_grad()
 def approximate_kl(log_ratio: Tensor, weight: Tensor) -> Tensor:
-    """Estimate the KL of the whole action per acting step.
-
-    The heads of one step add up (the chain rule of KL), so the whole is the sum over heads with the mask's
-    weight.  # log_ratio, weight [N, T, H] → []
-    """
-    used = weight.float()
+    """Estimate the KL of the whole action per acting step; its heads add up.  # [N, T, H] twice → []"""
     # Schulman's k3 estimator (joschu.net/blog/kl-approx.html): e^d − 1 − d with d = ln(π / π_old), never < 0.
-    estimate = log_ratio.expm1().sub_(log_ratio).mul_(used)
+    estimate = log_ratio.expm1().sub_(log_ratio).mul_(weight.float())
     return estimate.sum() / weight.any(-1).sum().clamp(min=1)
 
 
@@ -65,7 +49,11 @@ def ppo_loss(
 
     imitate: the actions are a teacher's; their log-probability is raised by the weights of the rows.
     """
-    weight = head_weights(output.relevant, batch)
+    # A head earns credit in a real step with a choice, if the sampled op reads it. What became of the action
+    # does not matter. A gate may refuse it on one slot and not on another: whoever credited only what was
+    # executed would condition on the outcome, and the gradient would be biased. A forced step has one legal
+    # op: its log-probability is 0 whatever the weights are.
+    weight = output.relevant & (batch.valid & ~batch.steps.forced).unsqueeze(-1)  # [N, T, H]
     readers = weight.sum((0, 1)).clamp(min=1)  # [H] steps that read each head
     # Means over all steps that read any head: their sum over heads has the gradient of the whole action's
     # log-probability. Means over each head's readers would weigh the noise of a rarely read head as much.

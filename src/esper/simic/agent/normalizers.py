@@ -59,8 +59,7 @@ class ValueNormalizer(nn.Module):
     def update_returns(self, returns: Tensor, valid: Tensor, value_head: nn.Linear) -> Tensor:
         """Update the scale and rewrite the last layer of V, so that denormalize(V) stays what it was.
 
-        Returns the factor by which that layer's gradients shrink with the change of units.
-        # returns, valid [N, T] → [1]
+        Returns the factor by which that layer's gradients shrink.  # returns, valid [N, T] → [1]
         """
         old_mean, old_scale = self.mean.float().clone(), self.scale()
         self.update(returns, valid)

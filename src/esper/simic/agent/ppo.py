@@ -76,10 +76,7 @@ def count_minibatch(
 
 
 def read_back(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """Read the numbers of some tensors, by name, in one transfer.
-
-    The one place where the learner waits for its device: a copy into pinned memory, then its event.
-    """
+    """Read tensors by name in one transfer: the one place where the learner waits for its device."""
     # One transfer for all metrics: a float64 holds every count exactly.
     values = torch.cat([tensor.detach().double().flatten() for tensor in tensors.values()])
     if values.device.type == "cuda":
@@ -163,14 +160,12 @@ class PPOAgent:
         """Run K epochs of PPO over a rollout; bootstrap_values [N] as in compute_advantages_and_returns.
 
         imitate: the actions are a teacher's; the policy learns to take them, and V what they earned.
-
         Raises ValueError if a row of the buffer is unfinished or overfull, or if a head that was read had no
         legal choice; no step is taken once that is known.
         """
         config, self._imitates = self.config, imitate
         buffer.compute_advantages_and_returns(config.gamma, config.lam, bootstrap_values)
-        rollout = buffer.get_batched_sequences()
-        batch, summary = self._prepare(rollout)
+        batch, summary = self._prepare(buffer.get_batched_sequences())
         entropy = torch.full((), self.entropy_coefficient, device=self.device)
         broken = buffer.fault() > 0
         stopped, sums = torch.zeros_like(broken), list[Tensor]()

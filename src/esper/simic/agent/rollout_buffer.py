@@ -57,10 +57,7 @@ class TamiyoRolloutBuffer:
         device: torch.device | str = "cpu",
         pool: GraphPool | None = None,
     ) -> None:
-        """Allocate the tensors; `example` fixes names, shapes and types, members first.
-
-        pool: where the writing of a step is captured, so that it is replayed
-        """
+        """Allocate tensors like those of `example`, members first; pool: where writing a step is captured."""
         self.num_members = num_members
         self.horizon = horizon
         self.device = torch.device(device)
@@ -187,10 +184,7 @@ class TamiyoRolloutBuffer:
         return {f"steps.{name}": value for name, value in steps.items()} | own
 
     def concatenate(self, parts: Sequence[Mapping[str, Tensor]]) -> TamiyoRolloutBuffer:
-        """Build a buffer like this one with the rows of several, one below the other.
-
-        parts: what `tensors` gave, for any numbers of rows, on any device.
-        """
+        """Build a buffer like this one with the rows of several, given as their `tensors` on any device."""
         example = map_tensors(lambda tensor: tensor[:, 0], self._steps)
         total = sum(len(part["step_counts"]) for part in parts)
         whole = TamiyoRolloutBuffer(total, self.horizon, example, self.device)
@@ -212,10 +206,7 @@ class TamiyoRolloutBuffer:
         return (self._open_rows * (self._rows + 1)).amax()
 
     def check(self, code: int | None = None) -> None:
-        """Raise ValueError if GAE found a row without an end.
-
-        Reads the device once, unless the caller has already read `fault()`.
-        """
+        """Raise ValueError if GAE found a row without an end; code: of `fault()`, if it was read already."""
         code = int(self.fault()) if code is None else code
         if code:
             raise ValueError(

@@ -129,7 +129,6 @@ def compute_batch_masks(
     evidence, steps_left, uses_metrics: as in `legal_slots_by_op`; without evidence, what a gate may refuse is
     legal. fits [N, S, blueprints] bool: a seed may begin only where some blueprint fits and can be finished
     in time, and the blueprints are those of these slots. rate [N, rates] bool: of `legal_rates`.
-
     Raises ValueError where the slots differ from those of `slot_config`, or the topology is unknown.
     """
     states = batch_slot_states

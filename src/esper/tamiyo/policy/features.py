@@ -170,11 +170,6 @@ _shared_one_hot = _one_hot(SHARED_STAGES, STAGE_TABLE_SIZE)  # [...] → [..., 4
 _style_one_hot = _one_hot(tuple(Style), len(Style) + 1)  # [...] → [..., 4]; the last row: a slot with no seed
 
 
-@device_table
-def _ops() -> Tensor:
-    return torch.tensor([int(o) for o in Op])
-
-
 _sign_of_mode = lookup([{AlphaMode.UP: 1.0, AlphaMode.DOWN: -1.0}.get(mode, 0.0) for mode in AlphaMode])
 
 
@@ -185,23 +180,6 @@ def _stage_shares(seen: FeatureInputs) -> Tensor:
     stage = torch.where(slots.enabled, slots.stage, int(Stage.UNKNOWN))
     counts = _shared_one_hot(stage).sum(dim=1)
     return counts / slots.enabled.sum(dim=1, keepdim=True).clamp(min=1)
-
-
-def _alpha_velocity(seen: FeatureInputs) -> Tensor:
-    """Return the mean step over what is left of the ramp, 0 at rest.  # [N, S]"""
-    # (target − alpha) / ticks left
-    step = (seen.slots.alpha_target - seen.slots.alpha) / seen.ticks_left.clamp(min=1)
-    return step * (seen.ticks_left > 0)
-
-
-def _algorithm(seen: FeatureInputs) -> Tensor:
-    """Return the style of each seed, one-hot.  # [N, S, 4]"""
-    return _style_one_hot(torch.where(seen.occupied, seen.slots.style, len(Style)))
-
-
-def _last_op(seen: FeatureInputs) -> Tensor:
-    """Return the last op, one-hot.  # [N, 6]"""
-    return seen.observation.last_op.unsqueeze(1) == _ops(seen.slots.device)
 
 
 def _signed(
@@ -218,20 +196,10 @@ def _in_layout_order(*columns: Column) -> tuple[Column, ...]:
 
 BASE_COLUMNS = _in_layout_order(
     Column("progress", "base", "share of the budget that is spent", lambda s: s.observation.progress),
-    Column(
-        "step_cost",
-        "base",
-        "ln(FLOPs of a step / those of the bare host)",
-        lambda s: s.observation.step_cost.log(),
-        divisor=RATIO_SCALE,
-    ),
-    Column(
-        "steps_left",
-        "base",
-        "ln(1 + steps that the rest of the budget pays for)",
-        lambda s: s.observation.steps_left.log1p(),
-        divisor=BUDGET_SCALE,
-    ),
+    Column("step_cost", "base", "ln(FLOPs of a step / those of the bare host)",
+           lambda s: s.observation.step_cost.log(), divisor=RATIO_SCALE),
+    Column("steps_left", "base", "ln(1 + steps that the rest of the budget pays for)",
+           lambda s: s.observation.steps_left.log1p(), divisor=BUDGET_SCALE),
     _signed("val_loss", "base", "symlog(validation loss)", lambda s: _symlog(s.observation.val_loss),
             divisor=LOSS_SCALE),
     Column("val_accuracy", "base", "validation accuracy", lambda s: s.observation.val_accuracy),
@@ -246,7 +214,8 @@ BASE_COLUMNS = _in_layout_order(
     Column("stage_shares", "base", "shares of enabled slots in " + ", ".join(s.name for s in SHARED_STAGES),
            _stage_shares, unknown=None, width=len(SHARED_STAGES)),
     Column("last_op", "base", "one-hot of the last op, all 0 before the first",
-           _last_op, unknown=None, width=len(Op)),
+           lambda s: s.observation.last_op.unsqueeze(1) == torch.arange(len(Op), device=s.slots.device),
+           unknown=None, width=len(Op)),
 )  # fmt: skip
 
 # Behind the base columns, for a policy that sets the learning rate.
@@ -294,9 +263,12 @@ SLOT_COLUMNS = _in_layout_order(
            lambda s: s.slots.alpha_steps_done, unknown=None, divisor=RAMP_SCALE),
     Column("time_to_target", "slot", "ticks left of the ramp under way, 0 at rest",
            lambda s: s.ticks_left, unknown=None, divisor=RAMP_SCALE),
-    _signed("alpha_velocity", "slot", "(target - alpha) / ticks left, 0 at rest", _alpha_velocity),
+    _signed("alpha_velocity", "slot", "(target - alpha) / ticks left, 0 at rest",
+            lambda s: (s.ticks_left > 0)
+            * ((s.slots.alpha_target - s.slots.alpha) / s.ticks_left.clamp(min=1))),
     Column("algorithm", "slot", "one-hot, 0 without a seed: " + ", ".join(s.name for s in Style),
-           _algorithm, unknown=None, width=len(Style)),
+           lambda s: _style_one_hot(torch.where(s.occupied, s.slots.style, len(Style))),
+           unknown=None, width=len(Style)),
     _signed("interaction", "slot", "symlog(interaction in points)",
             lambda s: _symlog(s.evidence.interaction), divisor=POINTS_SCALE),
     _signed("shadow_gain", "slot", "symlog(shadow gain in points)",
@@ -325,10 +297,7 @@ BELOW_ALL = min(c.range[0] for c in COLUMNS)
 
 
 def schema_hash(rates: bool = False) -> str:
-    """Return a fingerprint of the layout and meaning of the features: part of every checkpoint.
-
-    rates: with the columns for a policy that sets the learning rate.
-    """
+    """Return a fingerprint of the features, with `rates` those of learning rates too, for checkpoints."""
     columns = COLUMNS + RATE_COLUMNS if rates else COLUMNS
     text = json.dumps([c.contract() for c in columns], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
