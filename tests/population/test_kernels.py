@@ -314,7 +314,9 @@ def test_an_added_branch_has_the_gradients_of_both_ways(name: str, dtype: torch.
         out = fused.add_to(w, inputs)
         return [out, *torch.autograd.grad(out, (w, inputs), probe)]
 
-    with torch.cuda.stream(torch.cuda.Stream()):
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())  # which writes what the steps read
+    with torch.cuda.stream(side):
         eager = step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
