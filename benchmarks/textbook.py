@@ -29,8 +29,6 @@ import torch
 import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.population.config import PopulationConfig
 from esper.population.optimizer import rate_share
@@ -40,6 +38,7 @@ from esper.simic.rollout import evaluate_test, play
 from esper.tamiyo.scripted import Static
 from esper.tasks import load_task
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
+from esper.utils.flops import flop_counter
 from studies import command_line, gpt
 
 VALIDATION = 10  # every so many training images of a folder are for validation
@@ -240,7 +239,7 @@ FAMILIES = {
 
 def forward_flops(model: nn.Module, sample: Tensor) -> int:
     """Count one sample's forward pass: products and convolutions, as for hosts.  # sample [1, ...]"""
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+    with flop_counter() as counter, torch.no_grad():
         model.eval()(sample)
     return int(counter.get_total_flops())
 

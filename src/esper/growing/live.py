@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growing.criterion import BatchResult, Criterion, Evaluation, MetricSum, UserStep, count_tokens
 from esper.growing.data import count_samples, first_batch, no_more_batches, to_device
@@ -50,6 +49,7 @@ from esper.simic.config import EpisodeConfig, lifecycle_for
 from esper.simic.costs import TRAINING_PASSES, ForwardCosts, Work
 from esper.simic.environment import Environment, RuleSpec
 from esper.utils.errors import UserError
+from esper.utils.flops import flop_counter
 from esper.utils.rows import check_like
 from esper.utils.streams import SEED_MASK
 
@@ -642,7 +642,7 @@ def _count_seed_flops(blueprint: int, spec: SlotSpec) -> float:
             if blueprint == _GATE
             else build_blueprint(blueprint, spec.topology, spec.width, spec.spatial_dims)
         )
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), flop_counter() as counter:
             body(torch.zeros(1, *spec.shape))
     return float(counter.get_total_flops())
 

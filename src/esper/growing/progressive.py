@@ -30,10 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growing.slots import in_eval_mode
 from esper.utils.errors import UserError, with_place
+from esper.utils.flops import flop_counter
 
 # With fewer blocks there is next to nothing to leave out.
 FEWEST_BLOCKS = 4
@@ -600,7 +600,7 @@ def _find_form(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> tu
 
 def count_flops(model: nn.Module, example: Any) -> int:
     """Count the FLOPs of a forward pass; `example` as in `Progressive`."""
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter() as counter:
         _call(model, example)
     return int(counter.get_total_flops())
 

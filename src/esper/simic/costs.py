@@ -13,13 +13,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.lifecycle.legality import in_forward_pass
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.forms import NO_FORM
 from esper.population.network import RowNetwork
+from esper.utils.flops import flop_counter
 
 TRAINING_PASSES = 3  # forward, and twice as much backward
 
@@ -146,6 +146,6 @@ def _count(module: nn.Module, x: Tensor) -> tuple[Tensor, float]:
     """Run a module and count its FLOPs; its running statistics stay as they are."""
     # A copy in eval mode: counting must not move running statistics.
     body = copy.deepcopy(module).eval()
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter() as counter:
         out: Tensor = body(x)
     return out, float(counter.get_total_flops())

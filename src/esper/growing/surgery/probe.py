@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growing.criterion import Criterion
 from esper.growing.data import count_samples, map_batch
@@ -49,6 +48,7 @@ from esper.growing.surgery.widening import (
 )
 from esper.lifecycle.actions import Blueprint
 from esper.utils.errors import one_line
+from esper.utils.flops import flop_counter
 
 SAMPLES = 2  # on which everything is tried
 # Share of the FLOPs between two slots. A layer whose units cost less, as in a squeeze-and-excite, is not what
@@ -135,7 +135,7 @@ class GrowthProbe:
         """Run the model; return the calls of its modules, its outputs, and the FLOPs of one sample in all and
         by module name."""
         samples, outputs = count_samples(self.batch), list[Tensor]()
-        with FlopCounterMode(display=False) as counter:
+        with flop_counter() as counter:
             calls = record_calls(self.model, lambda: outputs.append(self.run()))
         by_name = {name: sum(ops.values()) / samples for name, ops in counter.get_flop_counts().items()}
         return calls, outputs[0], counter.get_total_flops() / samples, by_name
