@@ -9,14 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import import_module
 from itertools import chain
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,8 +25,9 @@ from esper.simic.learner import Learner, make_policy
 from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.features import schema_hash
 from esper.tasks import HostSpec, Task, load_task, task_names, task_table
+from esper.utils.calls import call_function
 from esper.utils.devices import choose_device, cpu_threads, memory_of
-from esper.utils.errors import UserError, with_place
+from esper.utils.errors import UserError
 from esper.utils.gather import Gather
 from esper.utils.launch import Launch
 
@@ -105,36 +101,6 @@ def check_host(task: Task, members: int, device: torch.device) -> None:
             f"{needed / 2**30:,.0f} GiB of the {there / 2**30:,.0f} GiB of {device}; lower members or the "
             "size of the host (host.width, hidden, depth)"
         )
-
-
-def call_function(what: str, name: str, *args: Any) -> Any:
-    """Import MODULE:FUNCTION or FILE.py:FUNCTION of the user, call it and return what it returns.
-
-    Raises a UserError that says which `what` has that name, and why it could not be called.
-    """
-    module, _, function = name.rpartition(":")
-    path = Path(os.path.relpath(module or "."))
-    # What lies in the current folder or below it is imported from there, as by `python -m`.
-    folder = path.parent.resolve() if ".." in path.parts else Path.cwd()
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    parts = Path(str(path).removesuffix(".py")).parts
-    try:
-        if not module or not function:
-            raise UserError("that names no function")
-        if path.suffix == ".py" and not path.is_file():
-            raise UserError(f"the file {module} does not exist")
-        imported = import_module(".".join(parts[-1:] if ".." in parts else parts))
-        if not hasattr(imported, function):
-            raise UserError(f"{module} has no function {function}")
-        return getattr(imported, function)(*args)
-    except Exception as error:  # whatever the user's module raises
-        own = isinstance(error, UserError)
-        problem = str(error) if own else f"it could not be called: {with_place(error)}"
-        raise UserError(
-            f"{what} is {name!r}, and {problem}; give FILE.py:FUNCTION or MODULE:FUNCTION, a function that "
-            f"takes {'a seed' if args else 'no arguments'}"
-        ) from error
 
 
 def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from esper.builders import LEARNER, agent_schema, call_function, make_agent
+from esper.builders import LEARNER, agent_schema, make_agent
 from esper.config import HostConfig, RunConfig
 from esper.population.hosts import HOST_PRESETS
 from esper.runs.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
@@ -23,6 +23,7 @@ from esper.tamiyo.controller import Controller
 from esper.tamiyo.rates import ReactiveRate
 from esper.tamiyo.schedule import BY_BUDGET, Schedule
 from esper.tamiyo.scripted import Heuristic, RandomLegal, Static
+from esper.utils.calls import call_function
 from esper.utils.devices import own_device
 from esper.utils.errors import UserError
 from esper.utils.rows import strip_prefix

@@ -74,8 +74,8 @@ def estimate(
     Give --tokens or --samples. It follows a law that was fitted to measured runs, and says where a model lies
     outside of them.
     """
-    from esper.builders import call_function
     from esper.growing import estimate as growth
+    from esper.utils.calls import call_function
 
     made = call_function("the model", model)
     print(growth.estimate(made, tokens=tokens, samples=samples, epochs=epochs))
