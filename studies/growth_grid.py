@@ -6,8 +6,9 @@
     python -m studies.growth_grid --read FILE [FILE ...]                    the tables
 
 gpt: bytes of the sources of the standard library and of torch; gpt-21m: of other packages too; text: of a
-folder of texts (*.md, *.txt, *.rst). resnet, vit: a folder of images such as CIFAR-10 (train/CLASS/*.jpg,
-test/CLASS/*.jpg), randomly shifted and flipped. resmlp: the table `letter`.
+folder of texts (*.md, *.txt, *.rst); llama: the same, with the layers of Llama. resnet, vit: a folder of
+images such as CIFAR-10 (train/CLASS/*.jpg, test/CLASS/*.jpg), randomly shifted and flipped. resmlp: the table
+`letter`.
 
 A grown arm trains a part of the blocks first; the others begin as copies. All arms of a budget have the same
 FLOPs and batch size, and the same learning-rate schedule by compute: warm-up over 2 %, flat, linear decay
@@ -74,6 +75,25 @@ class ViT(nn.Module):
         return logits
 
 
+class Llama(nn.Module):
+    """The Llama of transformers over bytes: RMSNorm, rotary positions, gated linear units, no biases."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        super().__init__()
+        config = LlamaConfig(
+            vocab_size=256, hidden_size=width, intermediate_size=8 * width // 3 // 8 * 8,
+            num_hidden_layers=depth, num_attention_heads=width // 64, tie_word_embeddings=True,
+            max_position_embeddings=gpt.FULL.context, use_cache=False, bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        self.network = LlamaForCausalLM(config)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.network(input_ids=tokens).logits
+        return logits
+
+
 class ResidualLayer(nn.Module):
     """LayerNorm, Linear, ReLU, Linear around a shortcut."""
 
@@ -136,11 +156,8 @@ class Family:
     weight_decay: float
     batch: int
     images: bool = False
+    text: bool = False
     validation: int = 5000  # samples, or windows of text
-
-    @property
-    def text(self) -> bool:
-        return self.make is make_gpt
 
 
 def make_gpt(width: int, depth: int) -> nn.Module:
@@ -157,12 +174,13 @@ def load_texts(folder: Path | None) -> Task:
 
 FAMILIES = {
     "gpt": Family(
-        make_gpt, lambda _: gpt.make_task(gpt.FULL), adamw, 256, 8, 3e-3, 0.1, 128, validation=2048
+        make_gpt, lambda _: gpt.make_task(gpt.FULL), adamw, 256, 8, 3e-3, 0.1, 128, False, True, 2048
     ),
     "gpt-21m": Family(  # 21 million parameters
-        make_gpt, lambda _: gpt.make_task(gpt.LARGE), adamw, 384, 12, 2e-3, 0.1, 128, validation=2048
+        make_gpt, lambda _: gpt.make_task(gpt.LARGE), adamw, 384, 12, 2e-3, 0.1, 128, False, True, 2048
     ),
-    "text": Family(make_gpt, load_texts, adamw, 256, 8, 3e-3, 0.1, 128, validation=2048),
+    "text": Family(make_gpt, load_texts, adamw, 256, 8, 3e-3, 0.1, 128, False, True, 2048),
+    "llama": Family(Llama, load_texts, adamw, 128, 6, 6e-3, 0.1, 32, False, True, 2048),
     "resnet": Family(
         lambda width, depth: resnet(3, 10, width, 3, depth), load_images, sgd, 16, 6, 0.2, 5e-4, 256, True
     ),
@@ -250,24 +268,27 @@ def rate_share(progress: float, warmup: float) -> float:
 
 
 class TrainingStep:
-    """An optimizer step of a network: plain on a CPU, compiled and replayed as a CUDA graph on a GPU.
+    """An optimizer step of a network: compiled with products in bfloat16, or plain in float32.
 
-    Launching the kernels of a step takes longer than running them: 19 against 5 ms for a ViT of 8 layers.
-    `compiling` has the seconds of compilation and capture.
+    On a GPU it is compiled and replayed as a CUDA graph: launching the kernels of a step takes longer than
+    running them, 19 against 5 ms for a ViT of 8 layers. `compiling` has the seconds that this takes first.
     """
 
     WARM_UP = 3  # plain steps before a capture: they compile, and make the state of the optimizer
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], device: str) -> None:
-        self.model, self.optimizers, self.device = model, optimizers, device
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], device: str, bfloat16: bool
+    ) -> None:
+        self.model, self.optimizers, self.device, self.bfloat16 = model, optimizers, device, bfloat16
         self.rate: Any = 0.0
         self.compiling = 0.0
         self.forward: Callable[[Tensor], Tensor] = model
         self.reset()
-        if device != "cpu":
+        if bfloat16:
             torch._dynamo.reset()  # the limit of graphs counts those of earlier arms too
             # A function of ours around it, since dynamo splits an nn.Sequential at the top into its children.
             self.forward = torch.compile(lambda inputs: model(inputs))
+        if device != "cpu":
             self.rate = torch.zeros((), device=device)
             for optimizer in optimizers:
                 if not isinstance(optimizer, torch.optim.Muon):
@@ -311,7 +332,7 @@ class TrainingStep:
 
     def _update(self, inputs: Tensor, targets: Tensor) -> None:
         self._zero_grad()
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.bfloat16):
             logits = self.forward(inputs)
         F.cross_entropy(logits.float().flatten(0, -2), targets.flatten()).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -335,8 +356,10 @@ def step_at(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:
             parameter.copy_(start.lerp(parameter, rate / group["lr"]))
 
 
-def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, Any]:
+def train(arm: Arm, task: Task, device: str, test: bool = False, bfloat16: bool = False) -> dict[str, Any]:
     """Train an arm; return its scores, the curve and the seconds; test scores if asked for.
+
+    bfloat16: compile the network and multiply in bfloat16 on a CPU too.
 
     The curve has rows of FLOPs, seconds of training alone, validation loss and accuracy; `seconds` of the
     result counts compilation and validation too.
@@ -361,7 +384,8 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
             example=example,
             tied=arm.tied,
         )
-    update = TrainingStep(model, optimizers, device)
+    bfloat16 |= device != "cpu"
+    update = TrainingStep(model, optimizers, device, bfloat16)
     data, batch = task.train.to(device), arm.batch or family.batch
     take = augmented(data, batch, arm.seed) if family.images else batches(data, batch, family.text, arm.seed)
     validation = task.validation.subset(torch.arange(min(family.validation, len(task.validation)))).to(device)
@@ -385,10 +409,10 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
                 torch.cuda.synchronize()
             paused = time.perf_counter()
             seconds = paused - began - update.compiling - measuring
-            curve.append((spent, seconds, *measure(model, validation, device)))
+            curve.append((spent, seconds, *measure(model, validation, device, bfloat16)))
             measuring += time.perf_counter() - paused
     assert grower is None or grower.whole
-    tested = measure(model, task.test().to(device), device) if test else (None, None)
+    tested = measure(model, task.test().to(device), device, bfloat16) if test else (None, None)
     return {
         **asdict(arm),
         "name": arm.name,
@@ -402,6 +426,7 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
         "compiling": update.compiling,
         "measuring": measuring,
         "parameters": sum(p.numel() for p in model.parameters()),
+        "bfloat16": bfloat16,
         "gpu": torch.cuda.get_device_name() if device != "cpu" else platform.machine(),
         "curve": curve,
     }
@@ -440,12 +465,12 @@ def _layout(family: Family) -> torch.memory_format:
 
 
 @torch.no_grad()
-def measure(model: nn.Module, split: Split, device: str) -> tuple[float, float]:
+def measure(model: nn.Module, split: Split, device: str, bfloat16: bool) -> tuple[float, float]:
     """Return the loss (of text in nats for each byte) and the accuracy on a split."""
     model.eval()
     loss, hits = torch.zeros(2, device=device)
     for start in range(0, len(split), 256):
-        with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
+        with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
             logits = model(split.inputs[start : start + 256])
         logits, targets = logits.float().flatten(0, -2), split.targets[start : start + 256].flatten()
         loss += F.cross_entropy(logits, targets, reduction="sum")
@@ -567,6 +592,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--arms", type=Path, help="a file with the fields of an arm in each line, as JSON; results will do"
     )
     parser.add_argument("--test", action="store_true", help="with --arms: read the test split at the end")
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="compiled, with products in bfloat16; on a GPU always"
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no arm after these")
     parser.add_argument("--read", type=Path, nargs="+")
     given = parser.parse_args(arguments)
@@ -596,7 +624,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         if arm.family not in tasks:
             tasks[arm.family] = FAMILIES[arm.family].load(given.data)
-        result = train(arm, tasks[arm.family], given.device, bool(given.finals) or given.test)
+        test = bool(given.finals) or given.test
+        result = train(arm, tasks[arm.family], given.device, test, given.bfloat16)
         with given.out.open("a") as file:
             file.write(json.dumps(result) + "\n")
         print(

@@ -109,7 +109,7 @@ def train(arm: Arm, data: tuple[Split, Split, int], device: str, size: Size = NA
     if arm.grow_at:
         grower = Progressive(model, optimizer, arm.steps, grow_at=arm.grow_at, example=(sample.to(device),))
         model.train()
-    update = TrainingStep(model, [optimizer], device)
+    update = TrainingStep(model, [optimizer], device, bfloat16=device != "cpu")
     take = batches(training, size.batch, True, arm.seed)
     curve: list[tuple[float, float, float]] = []
     spent, measuring, began = 0.0, 0.0, time.perf_counter()
@@ -122,7 +122,7 @@ def train(arm: Arm, data: tuple[Split, Split, int], device: str, size: Size = NA
             if device != "cpu":
                 torch.cuda.synchronize()
             paused = time.perf_counter()
-            loss, _ = measure(model, validation, device)
+            loss, _ = measure(model, validation, device, device != "cpu")
             curve.append((spent, paused - began - update.compiling - measuring, loss))
             measuring += time.perf_counter() - paused
             # What has half of its layers is not the network that was asked for.

@@ -123,6 +123,24 @@ def test_controls_train_for_the_budget(control: dict[str, Any], monkeypatch: pyt
     assert ("tied" in result["name"]) == ("tied" in control)
 
 
+def test_a_cpu_multiplies_in_bfloat16_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)  # which takes a minute here
+    monkeypatch.setitem(FAMILIES, "tiny", replace(FAMILIES["resmlp"], depth=4, width=8, validation=200))
+    arm, task = Arm("tiny", 2e6, 4, 8, 0.02, start=2, grow_at=(0.3,), batch=16), load_task("letter")
+    exact, rounded = (train(arm, task, "cpu", bfloat16=asked) for asked in (False, True))
+    assert [exact["bfloat16"], rounded["bfloat16"]] == [False, True]
+    assert exact["validation"] != rounded["validation"] == pytest.approx(exact["validation"], rel=0.05)
+
+
+def test_llama_grows_into_the_network_that_is_trained_plainly() -> None:
+    network = FAMILIES["llama"].make(64, 4)
+    grower = Progressive(network, adamw(network, 1e-3, 0.1), 10, grow_at=0.5)
+    assert (grower.active, grower.blocks) == (2, 4)
+    arms = [Arm("llama", 1e13, 4, 64, 0.006), Arm("llama", 1e13, 4, 64, 0.006, start=2, grow_at=(0.3,))]
+    for arm in arms:
+        assert np.dot(*plan(arm)) == pytest.approx(1e13, rel=0.01), arm.name
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("muon_too", [False, True])
 def test_captured_steps_train_as_plain_ones_do(muon_too: bool, monkeypatch: pytest.MonkeyPatch) -> None:
