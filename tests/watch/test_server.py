@@ -3,13 +3,16 @@ from __future__ import annotations
 import errno
 import http.client
 import json
+import queue
 import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+import uvicorn
 
 from esper import cli
 from esper.runs.run_folder import RunFolder
@@ -145,17 +149,49 @@ def test_only_those_with_the_token_are_answered(folder: RunFolder) -> None:
         assert served.get("/api/runs", {"Cookie": bearer["Cookie"] + "x"})[0] == 403
 
 
-@pytest.mark.parametrize(("host", "guarded"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
-def test_a_host_that_others_reach_has_a_token(folder: RunFolder, host: str, guarded: bool) -> None:
+def listen(host: str) -> socket.socket:
+    try:
+        return open_socket(0, host)
+    except UserError:
+        pytest.skip(f"this machine has no address {host}")
+
+
+@pytest.mark.parametrize(("host", "guarded"), [("127.0.0.1", False), ("::1", True), ("0.0.0.0", True)])
+def test_any_host_but_the_usual_one_has_a_token(folder: RunFolder, host: str, guarded: bool) -> None:
     def read_address(address: str) -> None:
         told.append(address)
         raise KeyboardInterrupt
 
     told: list[str] = []
-    with open_socket(0, host) as listener, pytest.raises(KeyboardInterrupt):
+    with listen(host) as listener, pytest.raises(KeyboardInterrupt):
         serve(Library([folder.path]), listener, read_address)
     assert ("/?token=" in told[0]) == guarded
     assert "0.0.0.0" not in told[0]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_the_printed_address_opens_the_page(
+    folder: RunFolder, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses: queue.Queue[str] = queue.Queue()
+    servers: list[uvicorn.Server] = []
+
+    def make_server(config: uvicorn.Config, make: type[uvicorn.Server] = uvicorn.Server) -> uvicorn.Server:
+        servers.append(make(config))
+        return servers[-1]
+
+    monkeypatch.setattr(uvicorn, "Server", make_server)
+    with listen(host) as listener:
+        arguments = (Library([folder.path]), listener, addresses.put)
+        thread = threading.Thread(target=serve, args=arguments, daemon=True)
+        thread.start()
+        try:
+            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            with browser.open(addresses.get(timeout=10), timeout=10) as answer:
+                assert b"<title>Esper</title>" in answer.read()
+        finally:
+            servers[0].should_exit = True
+            thread.join(10)
 
 
 DOCUMENTED = re.findall(r"^    (esper watch .*?) *(?:#.*)?$", (ROOT / "docs" / "watch.md").read_text(), re.M)

@@ -277,10 +277,11 @@ def open_socket(port: int | None, host: str = ADDRESS) -> socket.socket:
 def serve(library: Library, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until Ctrl-C. ready: called once with the address of the page.
 
-    If other machines can reach the listener, a token is required, which is part of that address.
+    For a listener at any other address than the usual one a token is required, which is part of that address.
     """
     host, port = listener.getsockname()[:2]
-    token = None if ipaddress.ip_address(host).is_loopback else secrets.token_urlsafe(24)
+    # Without a token a request must name one of _HOSTS, which no other loopback address (::1, 127.0.0.2) is.
+    token = None if host == ADDRESS else secrets.token_urlsafe(24)
 
     app = make_app(library, lambda: server.should_exit, token)
     config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=2)
