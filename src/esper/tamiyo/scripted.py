@@ -15,28 +15,28 @@ from esper.lifecycle.stages import Stage
 from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
-from esper.utils.devices import device_table
 from esper.utils.streams import Stream, random_uniform
 
 
-def first_legal(candidates: Mapping[Op, Tensor], masks: ActionMasks, details: Tensor) -> Actions:
+def first_legal(candidates: dict[Op, Tensor], masks: ActionMasks, details: Tensor) -> Actions:
     """Return the first op that is legal on a slot where it is a candidate, there; WAIT if none is.
 
     candidates: in order of importance, the slots [N, S] bool for each op; details [N, heads]: the choices of
     the other heads, used where the op reads them.
     """
-    legal = torch.stack([where & masks.slot_by_op[:, op] for op, where in candidates.items()], dim=1)
-    possible = legal.any(dim=2)  # [N, candidates]
-    which = possible.int().argmax(dim=1)  # the first one that is possible
-    slot = legal.gather(1, which.view(-1, 1, 1).expand(-1, 1, legal.shape[2])).squeeze(1).int().argmax(dim=1)
-    op = _op_codes(masks.op.device, tuple(candidates))[which]
-    return build_actions(op * possible.any(dim=1), slot, details)
+    chosen = slot = torch.zeros_like(details[:, Head.OP])  # WAIT is 0
+    for op, where in reversed(candidates.items()):  # the most important one is the last to overwrite
+        legal = where & masks.slot_by_op[:, op]  # [N, S]
+        possible = legal.any(dim=1)
+        chosen = torch.where(possible, int(op), chosen)
+        slot = torch.where(possible, legal.int().argmax(dim=1), slot)
+    return build_actions(chosen, slot, details)
 
 
 def build_actions(op: Tensor, slot: Tensor, details: Tensor) -> Actions:
     """Join op and slot with the other heads' choices, 0 where the op reads none.  # [N], [N], [N, H]"""
-    details = torch.where(_head_columns(op.device) == Head.SLOT, slot.unsqueeze(1), details)
-    choices = torch.where(_head_columns(op.device) == Head.OP, op.unsqueeze(1), details)
+    choices = details.clone()
+    choices[:, Head.SLOT], choices[:, Head.OP] = slot, op
     return Actions(choices * relevance(op))
 
 
@@ -60,16 +60,6 @@ def any_legal(mask: Tensor, uniform: Tensor) -> Tensor:
     """Return a legal choice of each row, all alike.  # mask [N, C] bool, uniform [N] in [0, 1) → [N]"""
     count = mask.sum(dim=1)
     return kth_legal(mask, (uniform * count).long().minimum(count - 1))
-
-
-@device_table
-def _op_codes(ops: tuple[Op, ...]) -> Tensor:
-    return torch.tensor([int(op) for op in ops])
-
-
-@device_table
-def _head_columns() -> Tensor:
-    return torch.arange(len(Head))
 
 
 # ---- controls ------------------------------------------------------------------------------------------
@@ -109,17 +99,12 @@ class RandomLegal(Controller):
         draws = random_uniform(
             info.seed, info.members, Stream.CONTROL, info.counter(step), count
         )  # [N, count]
-        columns = _head_columns(draws.device)[: len(Op)]
-        others = masks.op & (columns != Op.GERMINATE)
+        others = masks.op.clone()
+        others[:, Op.GERMINATE] = False
         germinates = masks.op[:, Op.GERMINATE] & (draws[:, -1] < self.germination_rate)
         op = torch.where(germinates, int(Op.GERMINATE), any_legal(others, draws[:, Head.OP]))
         slots = masks.slot_by_op.gather(1, op.view(-1, 1, 1).expand(-1, 1, masks.slot.shape[1])).squeeze(1)
-        details = [
-            torch.zeros_like(op)
-            if head in (Head.SLOT, Head.OP)
-            else any_legal(masks.head(head), draws[:, head])
-            for head in Head
-        ]
+        details = [any_legal(masks.head(head), draws[:, head]) for head in Head]
         return build_actions(op, any_legal(slots, draws[:, Head.SLOT]), torch.stack(details, dim=1))
 
 
@@ -171,7 +156,7 @@ class Heuristic(Controller):
         self._rested = torch.where(actions[Head.OP] == Op.PRUNE, step + REST_EPOCHS, self._rested)
         return actions
 
-    def act(self, candidates: Mapping[Op, Tensor], masks: ActionMasks) -> Actions:
+    def act(self, candidates: dict[Op, Tensor], masks: ActionMasks) -> Actions:
         """Return the first legal candidate; a seed gets the next of the legal blueprints."""
         blueprint = kth_legal(masks.blueprint, self._planted)
         details = planting_details(blueprint, Style.SIGMOID_ADD, Tempo.STANDARD)
