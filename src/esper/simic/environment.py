@@ -63,7 +63,7 @@ from esper.utils.streams import Stream, random_uniform
 
 NO_OP = -1  # the last op before the first action
 ROUNDING = 1e-9  # of a sum of FLOPs, as a share of the budget
-_PER_MEMBER = ("flops", "last_op", "last_succeeded", "uses_metrics")  # [N] each
+_PER_MEMBER = ("flops", "last_op", "last_succeeded")  # [N] each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +91,6 @@ class EnvironmentSpec(RuleSpec):
     make_host: Callable[[], Host] | None = None  # the task's own host if none is given
     variants: tuple[Task, ...] = ()  # tasks of the same shape, dealt to the members by their ids
     rate_scale: tuple[float, ...] = ()  # of each member's learning rates; by default 1
-
-
-@dataclass(frozen=True)
-class EpisodeTotals:
-    """Sums and potentials of the episode so far."""
-
-    flops: Tensor  # [N] float64 spent
-    clock: Tensor  # [] int64: decisions made, this step's included
-    uses_metrics: Tensor  # [N] bool: who pays for what is measured
-    potential: Tensor  # [N] at the latest decision
 
 
 @dataclass(frozen=True)
@@ -159,6 +149,8 @@ class Environment:
         # A member no larger than the bare host gets this many steps; a larger one gets fewer.
         self.steps = math.ceil(max(spec.budgets) * unit / self.bare_cost - ROUNDING)
         self._by_compute = spec.episode.clock == "compute"
+        # [N] who pays for what is measured; written in place, because captured functions read it.
+        self.uses_metrics = torch.ones_like(self.members, dtype=torch.bool)
         pool = GraphPool() if bodies.replays else None
         self._apply = Graphed(self._compute_applied, pool)
         self._derive = Graphed(self._compute_derived, pool)
@@ -179,8 +171,7 @@ class Environment:
         """
         first, self.episode, self.clock = self.episode < 0, episode, 0
         self.bodies.begin_episode(episode)
-        everyone = torch.as_tensor(uses_metrics, device=self.device).expand(self.num_members)
-        self.uses_metrics = everyone.contiguous()
+        self.uses_metrics.copy_(torch.as_tensor(uses_metrics))
         slots = SlotStates.empty(self.num_members, self.num_slots, self.device)
         slots = slots.replace(room=torch.full_like(slots.room, self.bodies.config.folds))
         if initial_slots is not None:
@@ -287,7 +278,6 @@ class Environment:
             tuple((action.choices, action.rate) for action in asked),
             active,
             self.derived.steps_left,
-            self.uses_metrics,
             self.derived.spent,
             self.state.rates,
         )
@@ -295,7 +285,6 @@ class Environment:
         validation = self.bodies.run_validation(ticked.states, unfinished=True)
         self.clock += 1
         clock = torch.full((), self.clock, device=self.device)
-        totals = EpisodeTotals(self.flops, clock, self.uses_metrics, self.potential)
         # Only what is read: arguments of a captured function are copied at every call.
         self.state, self.flops, self.derived, reward, terminated, panicked, rolled_back = self._finish(
             self.state,
@@ -305,7 +294,9 @@ class Environment:
             rates,
             training,
             validation,
-            totals,
+            self.flops,
+            clock,
+            self.potential,
         )
         self.last_op, self.last_succeeded = outcome.asked_op, outcome.succeeded
         return StepResult(
@@ -328,7 +319,6 @@ class Environment:
         choices: tuple[tuple[Tensor, Tensor | None], ...],
         active: Tensor,
         steps_left: Tensor,
-        uses_metrics: Tensor,
         spent: Tensor,
         rates: Rates | None,
     ) -> tuple[ActionOutcome, TickOutcome, SlotEvidence, Rates | None]:
@@ -344,7 +334,7 @@ class Environment:
                 rates = change_rates(rates, rate * active, spent)  # the finished keep theirs
             fits = bodies.growable()  # after what the actions before this one planted
             asked = Actions(torch.where(active.unsqueeze(1), wanted, 0))  # the finished wait
-            outcome = apply(slots, asked, evidence, rules, fits, steps_left, uses_metrics)
+            outcome = apply(slots, asked, evidence, rules, fits, steps_left, self.uses_metrics)
             bodies.prune(outcome.pruned)
             bodies.germinate(outcome.germinated, outcome.states.blueprint)
             slots, evidence = outcome.states, evidence.forget(outcome.pruned | outcome.germinated)
@@ -368,12 +358,15 @@ class Environment:
         rates: Rates | None,
         training: TrainMetrics,
         validation: ValidationMetrics,
-        totals: EpisodeTotals,
+        flops: Tensor,
+        clock: Tensor,
+        last_potential: Tensor,
     ) -> tuple[MemberState, Tensor, DerivedState, Tensor, Tensor, Tensor, Tensor]:
         """Choose the states to go on with, and add up what was spent and earned.
 
         before: at the decision; the state of a finished member stays that. active [N] bool: who trained;
-        slots, evidence, rates: as they were trained under.
+        slots, evidence, rates: as they were trained under; flops [N] float64, last_potential [N]: at the
+        decision; clock []: decisions made, this one included.
         Returns the state, the FLOPs so far [N], what derives from these, and reward, terminated, panicked [N]
         and rolled_back [N, S] of `StepResult`.
         """
@@ -385,19 +378,19 @@ class Environment:
             rates=rates,
             training_loss=None if losses is None else torch.stack((losses[:, 1], training.loss), dim=1),
         )
-        flops = totals.flops + self._compute_cost(slots, totals.uses_metrics)
+        flops = flops + self._compute_cost(slots)
         # The last step may cost more than is left; it is charged up to the budget, so that arms spend alike.
         flops = flops.minimum(self.budget) if self._by_compute else flops
         state = where_rows(active, after, before)
         state, panicked, rolled_back = self._governor.review(state, training.loss, active)
         # Sums of FLOPs are rounded: a budget spent up to 1e-9 of it is spent.
-        out_of_budget = self._share_spent(flops, totals.clock) >= 1.0 - ROUNDING
-        terminated = active & (out_of_budget | (totals.clock >= self.steps))
+        out_of_budget = self._share_spent(flops, clock) >= 1.0 - ROUNDING
+        terminated = active & (out_of_budget | (clock >= self.steps))
         # In place: the captured forward passes read this tensor.
         self.bodies.finished.logical_or_(terminated)
-        derived = self._compute_derived(state, flops, totals.clock, totals.uses_metrics)
+        derived = self._compute_derived(state, flops, clock)
         # r = γΦ(s') − Φ(s)
-        reward = spec.gamma * derived.potential - totals.potential
+        reward = spec.gamma * derived.potential - last_potential
         reward = (reward - spec.governor.penalty * panicked) * active
         return state, flops, derived, reward, terminated, panicked, rolled_back
 
@@ -410,12 +403,10 @@ class Environment:
 
     def _derive_state(self) -> DerivedState:
         clock = torch.full((), self.clock, device=self.device)
-        return self._derive(self.state, self.flops, clock, self.uses_metrics)
+        return self._derive(self.state, self.flops, clock)
 
-    def _compute_derived(
-        self, state: MemberState, flops: Tensor, clock: Tensor, uses_metrics: Tensor
-    ) -> DerivedState:
-        """Derive sizes, costs, potential and masks.  # flops [N] spent so far, clock [], uses_metrics [N]"""
+    def _compute_derived(self, state: MemberState, flops: Tensor, clock: Tensor) -> DerivedState:
+        """Derive sizes, costs, potential and masks.  # flops [N] spent so far, clock []"""
         bodies, slots = self.bodies, state.slots
         parameters = bodies.parameter_counts(slots)
         ratio = parameters / bodies.host_parameters
@@ -423,7 +414,7 @@ class Environment:
         steps_left = torch.zeros_like(flops) + (self.steps - clock)
         if self._by_compute:
             # The finished cost nothing and have nothing left, hence the least cost of 1 FLOP.
-            cost = self._compute_cost(slots, uses_metrics).clamp(min=1.0)
+            cost = self._compute_cost(slots).clamp(min=1.0)
             steps_left = ((self.budget - flops) / cost - ROUNDING).ceil()
         spent, rates = self._share_spent(flops, clock), state.rates
         return DerivedState(
@@ -439,7 +430,7 @@ class Environment:
                 topology=bodies.topology,
                 evidence=state.evidence,
                 steps_left=steps_left,
-                uses_metrics=uses_metrics,
+                uses_metrics=self.uses_metrics,
                 fits=bodies.growable(),
                 rate=None if rates is None else legal_rates(rates, spent),
             ),
@@ -451,16 +442,16 @@ class Environment:
             return (flops / self.budget).clamp(max=1.0)
         return torch.zeros_like(flops) + clock.double() / self.steps
 
-    def _compute_cost(self, slots: SlotStates, uses_metrics: Tensor) -> Tensor:
+    def _compute_cost(self, slots: SlotStates) -> Tensor:
         """Return FLOPs of an epoch, with its validation for who pays for it; 0 for the finished.  # [N]"""
-        return self.bodies.epoch_flops(slots, self._work(), uses_metrics) * ~self.bodies.finished
+        return self.bodies.epoch_flops(slots, self._work(), self.uses_metrics) * ~self.bodies.finished
 
     def _training_clock(self, slots: SlotStates) -> Clock:
         """Return the position of the next epoch, for the order of the data and the learning rate."""
         if not self._by_compute:
             return Clock(self.episode, self.clock, self.steps)
         # The learning rate follows the share spent within the epoch, so its cost is known beforehand.
-        share = self._cost(slots, self.uses_metrics) / self.budget
+        share = self._cost(slots) / self.budget
         return Clock(self.episode, self.clock, self.steps, self.flops / self.budget, share)
 
     def _work(self) -> Work:
@@ -496,7 +487,7 @@ class Environment:
             **add_prefix("population", self.bodies.tensors()),
             **add_prefix("state", tensors_of(self.state)),
             **add_prefix("governor", self._governor.state_dict()),
-            **{name: getattr(self, name).clone() for name in ("potential", *_PER_MEMBER)},
+            **{name: getattr(self, name).clone() for name in ("potential", "uses_metrics", *_PER_MEMBER)},
             "members": self.members.clone(),
             "episode": torch.tensor(self.episode),
             "clock": torch.tensor(self.clock),
@@ -518,6 +509,7 @@ class Environment:
         self._governor.load_state_dict(strip_prefix("governor", tensors))
         for name in _PER_MEMBER:
             setattr(self, name, tensors[name].to(self.device))
+        self.uses_metrics.copy_(tensors["uses_metrics"])
         self.episode, self.clock = int(tensors["episode"]), int(tensors["clock"])
         self.bodies.idle = bool(self.bodies.finished.all())
         self.set_state(state)
