@@ -76,13 +76,14 @@ def test_the_rule_follows_the_reference_also_when_it_is_resumed(
 def test_a_rule_keeps_what_is_not_legal_and_refuses_bad_settings() -> None:
     states = SlotStates.empty(1, 1)
     only_keep = replace(compute_batch_masks(states), rate=torch.tensor([[True, False, False, False]]))
-    for masks in (only_keep, compute_batch_masks(states)):
-        rule = ReactiveRate(0.5, 1)
-        rule.begin(EpisodeInfo(torch.zeros(1, dtype=torch.long), 1, 0, torch.device("cpu")))
-        for t in range(4):
-            actions = rule.decide(plain_observation(states, loss_history=torch.ones(1, 5)), masks, t)
-            assert actions.rate is not None
-            assert actions.rate.tolist() == [Rate.KEEP]
+    rule, seen = ReactiveRate(0.5, 1), plain_observation(states, loss_history=torch.ones(1, 5))
+    rule.begin(EpisodeInfo(torch.zeros(1, dtype=torch.long), 1, 0, torch.device("cpu")))
+    for t in range(4):
+        actions = rule.decide(seen, only_keep, t)
+        assert actions.rate is not None
+        assert actions.rate.tolist() == [Rate.KEEP]
+    with pytest.raises(UserError, match=r"set episode\.rates to true"):
+        rule.decide(seen, compute_batch_masks(states), 4)
     with pytest.raises(ValueError, match="window is 5"):
         ReactiveRate(0.1, 5)
     named = load_controller("reactive:0.05")

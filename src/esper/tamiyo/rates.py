@@ -13,6 +13,7 @@ from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HISTORY_LENGTH, Observation
 from esper.tamiyo.schedule import PacedSchedule, ScheduleLine
+from esper.utils.errors import UserError
 from esper.utils.streams import Stream, random_uniform
 
 
@@ -108,5 +109,8 @@ class RatePlans(Controller):
 def _where_legal(rate: Tensor, masks: ActionMasks) -> Tensor:
     """Return the choices that are legal, and KEEP for the others.  # [N] → [N]"""
     if masks.rate is None:
-        return torch.zeros_like(rate)
+        raise UserError(
+            "the controller sets the learning rate, and this run does not let it; set episode.rates to true, "
+            "or choose another controller"
+        )
     return rate * masks.rate.gather(1, rate.unsqueeze(1)).squeeze(1)
