@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,8 @@ from esper.simic.telemetry import episode_events
 from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.scripted import RandomLegal, Static
+from esper.tasks import load_task
+from esper.utils.errors import UserError
 from studies.growth.variants import permuted_labels
 from tests.simic.worlds import make_agent, make_environment, make_spec, make_trainer, task
 
@@ -131,6 +135,14 @@ def test_members_with_tasks_of_their_own_are_tested_on_them() -> None:
     accuracy = evaluate_test(environment).accuracy
     assert accuracy[0] == accuracy[2]
     assert accuracy[1] == pytest.approx(1.0 - accuracy[0], abs=1e-6)
+
+
+def test_tasks_of_different_shapes_or_classes_share_no_population() -> None:
+    spirals, more = task(), load_task("synthetic")
+    with pytest.raises(UserError, match=r"spirals has \[2\] and 2, synthetic has \[8\] and 4"):
+        make_environment(variants=(spirals, more))
+    with pytest.raises(UserError, match=r"has \[2\] and 2, spirals has \[2\] and 3"):
+        make_environment(variants=(spirals, replace(spirals, num_classes=3)))
 
 
 # ---- events ----------------------------------------------------------------------------------------------

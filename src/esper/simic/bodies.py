@@ -22,6 +22,7 @@ from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.population import Population
 from esper.simic.costs import ForwardCosts, Work
 from esper.tasks.task import Split, Task
+from esper.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -146,8 +147,16 @@ class TaskPopulation(Population):
 
         tasks: dealt to the members by their ids; the first one names the host, unless `make_host` is given.
         block_blueprints: what may grow in slots behind a residual block, by name.
+        Raises UserError for tasks whose inputs or classes differ.
         """
         task = tasks[0]
+        for other in tasks:
+            if (other.input_shape, other.num_classes) != (task.input_shape, task.num_classes):
+                raise UserError(
+                    "tasks that share a population need inputs of one shape and as many classes: "
+                    f"{task.name} has {list(task.input_shape)} and {task.num_classes}, {other.name} has "
+                    f"{list(other.input_shape)} and {other.num_classes}"
+                )
         self.tasks = tasks
 
         def own_host() -> Host:
