@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -24,7 +24,7 @@ class Launch:
     may_restart: int = 0  # how often it would
 
     @staticmethod
-    def of(environment: Mapping[str, str] = os.environ) -> Launch:
+    def of() -> Launch:
         """Read the environment variables."""
         names = {
             "rank": "RANK",
@@ -33,7 +33,7 @@ class Launch:
             "restarts": "TORCHELASTIC_RESTART_COUNT",
             "may_restart": "TORCHELASTIC_MAX_RESTARTS",
         }
-        return Launch(**{key: int(environment[name]) for key, name in names.items() if name in environment})
+        return Launch(**{key: int(os.environ[name]) for key, name in names.items() if name in os.environ})
 
     def __str__(self) -> str:
         return f"process {self.rank} of {self.size} on {socket.gethostname()}"
