@@ -85,9 +85,8 @@ def last_line(path: Path) -> dict[str, Any] | None:
             lines = file.read().split(b"\n")[:-1]
     except OSError:
         return None
-    found = (text for line in reversed(lines) if (text := _json_object(line)) is not None)
-    text = next(found, None)
-    return None if text is None else dict(json.loads(text))
+    whole = (text for line in reversed(lines) if (text := _json_object(line)) is not None)
+    return json.loads(next(whole, "null"))
 
 
 def _checksum(file: BinaryIO, offset: int) -> int:
