@@ -34,7 +34,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.textbook import GPT, batches, decay_groups, forward_flops, load_images, resnet
-from esper.growing.progressive import Progressive, find_blocks
+from esper.growing.blocks import find_blocks
+from esper.growing.progressive import Progressive, copy_parameter
 from esper.tasks import load_task
 from esper.tasks.task import Split, Task
 from esper.utils.errors import UserError
@@ -382,7 +383,6 @@ def train(arm: Arm, task: Task, device: str, test: bool = False, bfloat16: bool 
             grow_at=at,
             order="stacked" if arm.order == "stacked" else "interleaved",
             example=example,
-            tied=arm.tied,
         )
     bfloat16 |= device != "cpu"
     update = TrainingStep(model, optimizers, device, bfloat16)
@@ -390,6 +390,7 @@ def train(arm: Arm, task: Task, device: str, test: bool = False, bfloat16: bool 
     take = augmented(data, batch, arm.seed) if family.images else batches(data, batch, family.text, arm.seed)
     validation = task.validation.subset(torch.arange(min(family.validation, len(task.validation)))).to(device)
     spent, measuring, curve, began = 0.0, 0.0, [], time.perf_counter()
+    shared: list[tuple[nn.Module, str, nn.Parameter]] = []
     per_step = [cost for cost, count in zip(costs, steps, strict=True) for _ in range(count)]
     whole = sum(per_step)
     every = max(1, total // 10)
@@ -403,7 +404,12 @@ def train(arm: Arm, task: Task, device: str, test: bool = False, bfloat16: bool 
                     restart_blocks(grower, before, family.make(arm.width, arm.depth), optimizers)
                 if arm.order == "halved":
                     halve_outputs(grower)
+                if arm.tied is not None:
+                    shared += tie_blocks(grower, before)
                 update.reset()
+        if shared and step + 1 == round((arm.tied or 0) * total):
+            untie_blocks(shared, optimizers)
+            update.reset()
         if (step + 1) % every == 0 or step + 1 == total:
             if device != "cpu":
                 torch.cuda.synchronize()
@@ -449,6 +455,31 @@ def restart_blocks(
                     parameter.zero_()
                 for value in (v for each in optimizers for v in each.state.get(parameter, {}).values()):
                     value.zero_()
+
+
+def tie_blocks(
+    grower: Progressive, before: Sequence[Sequence[int]]
+) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """Let new blocks use the parameters of those ahead of them; return which they had, and where."""
+    shared = []
+    for each, old in zip(grower.lists, before, strict=True):
+        for k in (k for k in each.active if k not in old):
+            source = each.blocks[max(i for i in old if i < k)]
+            for new, first in zip(each.blocks[k].modules(), source.modules(), strict=True):
+                for name, parameter in first.named_parameters(recurse=False):
+                    shared.append((new, name, getattr(new, name)))
+                    setattr(new, name, parameter)
+    return shared
+
+
+def untie_blocks(
+    shared: list[tuple[nn.Module, str, nn.Parameter]], optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """Give tied blocks parameters of their own again, as copies."""
+    while shared:
+        module, name, own = shared.pop()
+        copy_parameter(getattr(module, name), own, optimizers)
+        setattr(module, name, own)
 
 
 @torch.no_grad()

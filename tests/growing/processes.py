@@ -45,16 +45,16 @@ def train(rank: int, folder: str, processes: int) -> None:
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (processes,))
     for module in (*sharded[1], sharded):  # type: ignore[misc]
         fully_shard(module, mesh=mesh)
-    with pytest.raises(UserError, match="leave out tied="):
-        Progressive(sharded, OPTIMIZERS["adamw"](sharded.parameters()), 6, grow_at=0.5, tied=0.7)
+    static = DistributedDataParallel(copy.deepcopy(model), find_unused_parameters=True, static_graph=True)
+    with pytest.raises(UserError, match="without static_graph=True"):
+        Progressive(static, OPTIMIZERS["adamw"](static.parameters()), 6)
     ways = {
         "ddp": DistributedDataParallel(model, find_unused_parameters=True),
-        "tied": DistributedDataParallel(copy.deepcopy(model), find_unused_parameters=True),
         "fsdp2": sharded,
     }
     for name, wrapped in ways.items():
         optimizer = OPTIMIZERS["adamw"](wrapped.parameters())
-        grower = Progressive(wrapped, optimizer, 6, grow_at=0.5, tied=0.8 if name == "tied" else None)
+        grower = Progressive(wrapped, optimizer, 6, grow_at=0.5)
         for _ in range(6):
             train_step(wrapped, optimizer, TABLE.chunk(processes)[rank])
             grower.step()

@@ -64,6 +64,14 @@ CASES: dict[str, dict[str, Any]] = {
     "val is missing and train cannot be divided": {"val": None},
     r"does not take the batches of train": {"train": [(X[:, :4], Y)]},
     "the targets run from 2 to 4, but the model has 3 outputs": {"train": [(X, Y % 3 + 2)]},
+    "from 0 to 2; number the classes from 0, and mark targets that count for nothing with -100": {
+        "train": [(X, Y % 3 - 1)]
+    },
+    "there is no setting 'epoch'; did you mean 'epochs'?": {"epoch": 3},
+    "train is a int; give a DataLoader": {"train": 5},
+    "model is a OptimizedModule, made by torch.compile, which takes no hooks": {
+        "model": torch.compile(models.small_mlp(3), backend="eager")
+    },
     "the loss of Sequential on the first batch of train is nan": {"train": [(X * torch.nan, Y)]},
     "make_optimizer gives None; it must return": {"make_optimizer": lambda groups: None},
     r"make_optimizer raised an error \(.* takes 0 positional": {"make_optimizer": lambda: None},

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.growing.blocks import count_flops
 from esper.growing.estimate import TOKENS as LAW
-from esper.growing.progressive import Progressive, count_flops
+from esper.growing.progressive import Progressive
 from esper.runs.console import interval
 from esper.runs.files import file_in, read_json, write_atomically
 from esper.runs.schema import Comparison, ControllerResult, CurvePoint, from_json, paired_differences, to_json

@@ -432,7 +432,7 @@ def _build_model(model: ModelOrMaker, device: torch.device) -> nn.Module:
     """Copy the model, or what the given function makes, to a device; raise a UserError if it cannot grow."""
     try:
         made = model() if callable(model) and not isinstance(model, nn.Module) else model
-    except TypeError as error:
+    except Exception as error:  # whatever the user's function raises
         raise UserError(
             f"model cannot be made ({one_line(error)}{raised_at(error)}); give an nn.Module, or a function "
             "without arguments that makes one"
@@ -441,8 +441,10 @@ def _build_model(model: ModelOrMaker, device: torch.device) -> nn.Module:
         raise UserError(f"model is a {type(made).__name__}; give an nn.Module, or a function that makes one")
     for name, module in made.named_modules():
         kind = f"{f'the submodule {name}' if name else 'model'} is a {type(module).__name__}"
-        if isinstance(module, torch.jit.ScriptModule):
-            raise UserError(f"{kind}, which takes no hooks; give the module that it was made from")
+        compiled = hasattr(module, "_orig_mod")
+        if isinstance(module, torch.jit.ScriptModule) or compiled:
+            made_by = ", made by torch.compile" if compiled else ""
+            raise UserError(f"{kind}{made_by}, which takes no hooks; give the module that it was made from")
         if any(base.__name__ in _WRAPPERS for base in type(module).__mro__):
             raise UserError(
                 f"{kind}, wrapped for several processes or devices, where the seeds of each would differ; "

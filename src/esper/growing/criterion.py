@@ -188,7 +188,9 @@ class Criterion:
         if low < 0 or high >= classes:
             raise UserError(
                 f"the targets run from {low} to {high}, but the model has {classes} outputs, one for each "
-                f"class from 0 to {classes - 1}; give it {high + 1} outputs, or number the classes from 0"
+                f"class from 0 to {classes - 1}; "
+                + (f"give it {high + 1} outputs, or " if high >= classes else "")
+                + f"number the classes from 0, and mark targets that count for nothing with {IGNORED}"
             )
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:

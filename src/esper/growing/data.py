@@ -57,7 +57,7 @@ def make_loaders(
     """
     generator = torch.Generator().manual_seed(settings.seed)
     for name, data in (("train", train), ("val", val)):
-        if (data is None and name == "train") or isinstance(data, Tensor | str | Mapping):
+        if (data is None and name == "train") or isinstance(data, Tensor | str | Mapping | int | float):
             kind = "None" if data is None else f"a {type(data).__name__}"
             raise UserError(f"{name} is {kind}; give {ALLOWED}")
     train, val = (

@@ -249,5 +249,8 @@ def _saved_network(grown: Grown, growth: GrowthFile) -> SavedNetwork:
             else SavedSlot(name, "DORMANT")
             for name in grown.slot_names
         ],
-        changes=[line[2:] for line in grown.diff().splitlines() if line.startswith("+ ")],
+        changes=[
+            *(grown.remarks[:1] if grown.grew_into else ()),
+            *(line[2:] for line in grown.diff().splitlines() if line.startswith("+ ")),
+        ],
     )

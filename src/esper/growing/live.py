@@ -17,12 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growing.criterion import BatchResult, Criterion, Evaluation, MetricSum, UserStep, count_tokens
+from esper.growing.blocks import FEWEST_BLOCKS
+from esper.growing.criterion import (
+    BatchResult,
+    Criterion,
+    Evaluation,
+    MetricSum,
+    TargetKind,
+    UserStep,
+    count_tokens,
+)
 from esper.growing.data import count_samples, first_batch, no_more_batches, to_device
 from esper.growing.estimate import SAMPLES, TOKENS, Estimate, estimate_targets
 from esper.growing.live_model import LiveModel
 from esper.growing.live_optimizer import LiveOptimizer
-from esper.growing.progressive import FEWEST_BLOCKS, GROW_AT, Progressive
+from esper.growing.progressive import GROW_AT, Progressive
 from esper.growing.settings import GrowSettings
 from esper.growing.slots import SlotNames, SlotSpec, find_slots, in_eval_mode
 from esper.growing.surgery.probe import GrowthProbe, first_samples
@@ -194,15 +203,19 @@ class LivePopulation:
             )
         law, seen = expected.law, expected.per_parameter
         grow_at = law.grow_at(seen, equal_compute) if 0 < seen <= law.most else GROW_AT
-        grower = Progressive(self.model, self.optimizer.inner, steps, grow_at=grow_at, example=run)
+        # What was loaded from a checkpoint grows where it is asked for.
+        options: dict[str, Any] = {"grow_at": grow_at, "example": run, "pretrained": False}
+        grower = Progressive(self.model, self.optimizer.inner, steps, **options)
         saving = f"{100 * grower.saved:.0f} % fewer training FLOPs than without growth"
         if equal_compute:
-            saving = f"{epochs} epochs of the whole model cost about as much"
             # n epochs of the grown model cost n · (1 − saved) epochs of the whole one.
-            epochs = round(epochs / (1.0 - grower.saved))
+            asked_for, epochs = epochs, round(epochs / (1.0 - grower.saved))
             grower.set_stage(len(grower.grow_steps))  # no block is skipped while another grower is made
             steps = epochs * each
-            grower = Progressive(self.model, self.optimizer.inner, steps, grow_at=grow_at, example=run)
+            grower = Progressive(self.model, self.optimizer.inner, steps, **options)
+            more = round(100 * asked_for / (epochs * (1.0 - grower.saved)) - 100)
+            cost = f"{abs(more)} % {'more' if more > 0 else 'less'}" if more else "as much"
+            saving = f"{asked_for} epochs of the whole model cost {cost}"
         self.progressive = grower
         remark = (
             f"{grower.active} of {grower.blocks} blocks train for the first {grower.grow_steps[0]:,} of "
@@ -218,7 +231,9 @@ class LivePopulation:
         samples = batches * self.batch_samples
         epochs = batches / (self.batches or batches)  # a stream without a length does not repeat
         flops = TRAINING_PASSES * self.host_flops * samples
-        if tokens := count_tokens(batch, result.targets):
+        # Whole numbers that a loss of the user's reads as numbers are labels beside each other, no text.
+        labels = self.criterion.kind is TargetKind.NUMBERS
+        if not labels and (tokens := count_tokens(batch, result.targets)):
             return estimate_targets(self.model, samples * tokens / result.samples, flops, TOKENS, epochs)
         return estimate_targets(self.model, samples, flops, SAMPLES, epochs)
 

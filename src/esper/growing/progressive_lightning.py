@@ -33,13 +33,17 @@ class LightningProgressive(Callback):  # type: ignore[misc,unused-ignore]
         steps = trainer.estimated_stepping_batches
         if steps == float("inf"):
             raise UserError("the Trainer does not end; give it max_epochs or max_steps")
-        scheduler = next((c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"), None)
-        saved, self._saved = self._saved, {}  # a later Trainer begins anew, the same one goes on
+        each_step = (c for c in trainer.lr_scheduler_configs if c.interval == "step" and c.frequency == 1)
+        scheduler = next((config.scheduler for config in each_step), None)
+        # A later Trainer begins anew, the same one goes on. A test may have loaded a checkpoint in between.
+        saved, self._saved = self._saved if trainer.global_step else {}, {}
         if trainer.global_step and not saved and self.grower is not None:
             saved = self.grower.state_dict()
         if trainer.global_step and not saved:
             raise UserError(PLAIN_CHECKPOINT)
-        options = {"scheduler": scheduler, **self.options}
+        averages = [getattr(callback, "_average_model", None) for callback in trainer.callbacks]
+        also = [model for model in averages if model is not None]  # of Lightning's WeightAveraging
+        options = {"scheduler": scheduler, "also": also, **self.options}
         # The strategy's model is the module itself or DistributedDataParallel around it, which is checked.
         self.grower = Progressive(trainer.strategy.model, trainer.optimizers[0], int(steps), **options)
         if saved:

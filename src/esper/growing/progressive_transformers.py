@@ -54,5 +54,7 @@ class TransformersProgressive(TrainerCallback, ExportableState):  # type: ignore
         end_training(self.grower)
 
     def state(self) -> dict[str, Any]:
-        """Return what the Trainer keeps in trainer_state.json."""
-        return {"args": self.options, "attributes": {} if self.grower is None else self.grower.state_dict()}
+        """Return what the Trainer keeps in trainer_state.json, which holds plain values alone."""
+        plain = {k: v for k, v in self.options.items() if isinstance(v, float | int | str | list | tuple)}
+        kept = {k: v for k, v in plain.items() if k not in ("also", "example")}
+        return {"args": kept, "attributes": {} if self.grower is None else self.grower.state_dict()}

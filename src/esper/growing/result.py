@@ -183,7 +183,7 @@ class Grown:
                 kind = f"{item.blueprint} ({item.module}), {size}, {item.blend}"
                 lines.append(f"+ after {item.slot}: {kind}, {removed}: {item.summary}")
         lines += [f"+ {line}" for line in self.folded]
-        ending = "nothing was added" + (": these are all of its blocks" if self._skipped_blocks else "")
+        ending = "nothing was added" + (": these are all of its blocks" if self.grew_into else "")
         ending = f"= {self.parameters:,} parameters" if self.added or self.folded else ending
         return "\n".join([*lines, ending])
 
@@ -216,7 +216,7 @@ class Grown:
         """Say how long it took beside the whole model, where a part of its blocks was skipped at first."""
         # A run that was stopped early has nothing to be compared with.
         stopped = self.record.num_steps < self.asked
-        if not self._skipped_blocks or stopped or len(self.seconds) != self.record.num_steps:
+        if not self.grew_into or stopped or len(self.seconds) != self.record.num_steps:
             return []
         took = f"it took {sum(self.seconds):.1f} s"
         if self.baseline is not None:
@@ -227,7 +227,7 @@ class Grown:
         return [f"{took}; {self.plain_epochs} epochs of the whole model would have taken {plain:.1f} s"]
 
     @property
-    def _skipped_blocks(self) -> bool:
+    def grew_into(self) -> bool:
         """Whether a part of the model's blocks was skipped at first, and began later."""
         return self.grew and not self.record.germinated.any()
 
@@ -286,7 +286,7 @@ class Grown:
         verdict = (
             f"the same model without growth ({other.parameters:,} parameters) reached {theirs:.3f} at {cost} "
             f"training FLOPs, in {other._epochs}; growth against it: "
-            f"{100 * (mine - theirs):+.1f} points (one run each)"
+            f"{round(100 * (mine - theirs), 1) + 0.0:+.1f} points (one run each)"
         )
         return [verdict, *self.remarks]
 

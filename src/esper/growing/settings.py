@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -71,6 +72,9 @@ SETTINGS = (
     *("second_beta", "clip_norm", "schedule", "warmup", "decay", "precision", "folds", "validation_samples"),
 )
 
+# Of `esper.grow` itself, for hints.
+ARGUMENTS = ("train", "val", "slots", "controller", "epochs", "step", "out", "baseline", "equal_compute")
+
 
 def check_settings(given: Mapping[str, Any]) -> GrowSettings:
     """Return settings from keyword arguments: those of `GrowSettings` and of `PopulationConfig` together.
@@ -80,7 +84,9 @@ def check_settings(given: Mapping[str, Any]) -> GrowSettings:
     for key in (key for key in given if key not in SETTINGS):
         known = key in PopulationConfig.model_fields
         problem = f"{key} has no effect in esper.grow" if known else f"there is no setting {key!r}"
-        raise UserError(f"{problem}; allowed are {', '.join(SETTINGS)}")
+        near = [] if known else difflib.get_close_matches(key, (*SETTINGS, *ARGUMENTS), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(SETTINGS)}"
+        raise UserError(f"{problem}; {hint}")
     training = {key: value for key, value in given.items() if key not in OWN_SETTINGS}
     _validate(PopulationConfig, training)
     own = {key: value for key, value in given.items() if key in OWN_SETTINGS}

@@ -9,6 +9,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 
+class _NoTracker:
+    """Instead of torch's tracker of modules, which fails at views of parameters without gradients."""
+
+    parents = frozenset({"Global"})  # where the counter looks for the sum of all
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 @contextmanager
 def flop_counter() -> Iterator[FlopCounterMode]:
     """Count what runs inside.
@@ -19,7 +29,9 @@ def flop_counter() -> Iterator[FlopCounterMode]:
     torch.backends.mha.set_fastpath_enabled(False)
     on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # what attention is there
     try:
-        with FlopCounterMode(display=False, custom_mapping={on_cpu: _attention_flops}) as counter:
+        counter = FlopCounterMode(display=False, custom_mapping={on_cpu: _attention_flops})
+        counter.mod_tracker = _NoTracker()  # type: ignore[assignment]
+        with counter:
             yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
