@@ -46,12 +46,12 @@ def draw(path: Path) -> None:
 
 
 def take(run: Path) -> None:
-    """Keep what the pictures need of another run: a demo, which has rounds, or a comparison."""
-    is_demo = (run / "metrics.jsonl").exists()
+    """Keep what the pictures need of another run, a demo or a comparison."""
+    is_demo = RunFolder.read(run).kind == "demo"
     kept = DEMO if is_demo else WATCHED
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir()
-    for name in ("results.json", "config.yaml", *(["metrics.jsonl"] if is_demo else [])):
+    for name in ("results.json", "config.yaml"):
         shutil.copyfile(run / name, kept / name)
     if not is_demo:
         shutil.copytree(run / "trajectories", kept / "trajectories")

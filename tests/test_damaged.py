@@ -128,7 +128,6 @@ def last(run: Path) -> Path:
             ["train", "-p", "demo", "-t", "text"],
             "the resmlp host takes numbers, which text does not have; leave",
         ),
-        (["demo", "-s", "task=text"], "or choose a task of digits, mnist5000, mnist1d"),
         (
             ["grow", *SPIRALS, "-s", "host.preset=gpt"],
             "the gpt host takes tokens, which spirals does not have",

@@ -132,9 +132,10 @@ def test_the_wheel_works_outside_of_the_checkout(python: Path, tmp_path: Path) -
     where = call(python, "-c", "import esper; print(esper.__file__, esper.__version__)", cwd=tmp_path)
     assert str(python.parent.parent) in where
     assert where.split()[1] == esper.__version__
-    said = call(python.parent / "esper", "demo", "--out", "demo", cwd=tmp_path, OMP_NUM_THREADS="1")
-    assert "points of test accuracy" in said
-    assert (tmp_path / "demo/report.html").exists()
+    command = ("compare", "--task", "spirals", "--members", "2", "--out", "run")
+    said = call(python.parent / "esper", *command, cwd=tmp_path, OMP_NUM_THREADS="1")
+    assert "test accuracy, %" in said
+    assert (tmp_path / "run/report.html").exists()
 
 
 @pytest.mark.long

@@ -15,14 +15,13 @@ import typer
 from typer.main import get_command
 
 from esper import __version__
-from esper.commands import compare, demo, export, grow, tables, train, watch
+from esper.commands import compare, export, grow, tables, train, watch
 from esper.utils.errors import LostProcessError, ReportedElsewhereError, UserError, with_place
 from esper.utils.launch import Launch
 
 _USER_ERRORS = (ValueError, OSError, ImportError)
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError")  # by name: the second is torch's, which need not be loaded
 _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an example of it
-    (demo.demo, "esper demo --out runs/demo"),
     (tables.estimate, "esper estimate model.py:make --tokens 2e9"),
     (watch.watch, "esper watch runs/demo"),
     (watch.report, "esper report runs/first"),

@@ -8,7 +8,7 @@ Of several processes the first one alone has the folder, and sends the others wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from esper.builders import LEARNER, agent_schema, make_trainer
 from esper.config import RunConfig
 from esper.controllers import checkpoint_config, conditions_of
 from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
-from esper.runs.run_folder import TRAINING_KINDS, Kind, RunFolder
+from esper.runs.run_folder import RunFolder
 from esper.runs.schema import RoundSummary
 from esper.runs.sinks import Sink, make_sinks
 from esper.simic.telemetry import build_trajectories, describe_host, episode_events
@@ -61,14 +61,7 @@ class TrainingRun:
         return CheckpointStore(self.folder.checkpoints_path, self.config.telemetry.checkpoint_every)
 
     @classmethod
-    def start(
-        cls,
-        config: RunConfig,
-        out: Path,
-        kind: Kind = "train",
-        request: Mapping[str, Any] | None = None,
-        gather: Gather | None = None,
-    ) -> TrainingRun:
+    def start(cls, config: RunConfig, out: Path, gather: Gather | None = None) -> TrainingRun:
         """Start a run in a new folder, which is created once everything else is known to work.
 
         `gather`: the processes that share it, each of which calls this; settings are those of the first.
@@ -83,8 +76,7 @@ class TrainingRun:
             trainer = make_trainer(config, own_device(config.device), gather)
             if gather.rank > 0:
                 return cls(config, None, trainer)
-            text, seed = dump(config), config.seed
-            folder = RunFolder.create(out, config=text, seed=seed, kind=kind, request=request)
+            folder = RunFolder.create(out, config=dump(config), seed=config.seed)
             return cls(config, folder, trainer)
 
         return all_or_none(gather, prepare)
@@ -112,7 +104,7 @@ class TrainingRun:
                 if gather.rank > 0:
                     return None, RunConfig()  # that of the first process replaces it
                 folder = undo.enter_context(RunFolder.open(path))
-                if folder.kind not in TRAINING_KINDS:
+                if folder.kind != "train":
                     raise UserError(f"{path} holds a run of 'esper {folder.kind}', which trains nothing")
                 before = read_config(folder)
                 changed = change(before) if change else before

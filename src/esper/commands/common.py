@@ -162,13 +162,9 @@ def resume_hint(folder: RunFolder) -> Iterator[None]:
 # ---- a training run --------------------------------------------------------------------------------------
 
 
-def run_training(
-    run: TrainingRun, quiet: bool = False, show: Callable[[RoundSummary], None] | None = None
-) -> int:
+def run_training(run: TrainingRun, quiet: bool = False) -> int:
     """Train to the end, or to the end of the round in which a stop is asked for, and write the report.
 
-    show: is called after every round instead of printing what the run is and what each round came to; the
-        report is then left to the caller, unless a stop was asked for
     Returns the exit code: 0, or that of the signal. A second signal ends it at once, between two steps. Of
     several processes the first one shows and reports.
     """
@@ -191,13 +187,11 @@ def run_training(
 
     def after_round(summary: RoundSummary) -> None:
         ends.append(time.monotonic())
-        if show is not None:
-            show(summary)
-        elif not quiet:
+        if not quiet:
             typer.echo(round_lines(summary))
 
     with folder, StopRequest(notice) as stop:
-        if not quiet and show is None:
+        if not quiet:
             device = trainer.environment.device
             where = f"{trainer.gather.size} × {device.type}" if trainer.gather.size > 1 else f"{device}"
             typer.echo(
@@ -206,13 +200,13 @@ def run_training(
             )
         try:
             run.run(stop, after_round)
-            page = write_report(folder) if show is None or stop.requested else None
+            page = write_report(folder)
         except KeyboardInterrupt:
             typer.echo("stopped at once: the round in flight is not kept", err=True)
     if not run.finished:
         saved = f"{trainer.rounds_done} of {plural(trainer.rounds, 'round')} saved"
         typer.echo(f"stopped with {saved}; go on with: esper resume {folder.path}")
-    if not quiet and show is None and trainer.rounds_done:
+    if not quiet and trainer.rounds_done:
         typer.echo(learning_in_words(folder.metrics_file))
     if page is not None:
         typer.echo(f"wrote {page}")

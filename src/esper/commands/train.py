@@ -13,7 +13,6 @@ from esper.utils.launch import Launch
 
 if TYPE_CHECKING:
     from esper.runs.run_folder import RunFolder
-    from esper.training import TrainingRun
 
 RESTARTED = ("compare", "grow")  # kinds of run that keep nothing until they are done
 
@@ -84,7 +83,7 @@ def resume(
     """Resume a run that was stopped, or extend one with --set rounds=N.
 
     A training run continues from its last checkpoint, to the same bits as if it had never been stopped; what
-    came after that checkpoint is done again. A demo is then completed. A comparison or a growth keeps nothing
+    came after that checkpoint is done again. A comparison or a growth keeps nothing
     until it is done, and is started again with the same arguments.
     """
     from esper.runs.run_folder import RunFolder
@@ -102,6 +101,8 @@ def resume(
                 f"{run} holds a growth of a model and data of your own program; call esper.grow there again, "
                 f"with the same arguments and out={str(run)!r}, resume=True"
             )
+        if folder is not None and kind == "demo":
+            raise UserError(f"{run} holds a demo; go on with: python -m examples.demo --out {run}")
         if folder is not None and kind in RESTARTED:
             for name, value in {"--checkpoint": checkpoint, "--set": overrides, "--device": device}.items():
                 if value:
@@ -117,22 +118,14 @@ def resume(
         continued = TrainingRun.resume(
             run, device, checkpoint, lambda begun: load_config(overrides=overrides or [], base=begun), gather
         )
-        code = _continue_training(continued, quiet) if folder else common.run_training(continued)
+        done, rounds = continued.trainer.rounds_done, continued.trainer.rounds
+        if folder is not None:
+            continued.folder.add_command()
+        if folder is not None and not quiet:
+            left = "nothing is left to do" if continued.finished else f"{rounds - done} to go"
+            typer.echo(f"{run}: {done} of {common.plural(rounds, 'round')} are done, {left}")
+        code = common.run_training(continued, quiet)
     raise typer.Exit(code)
-
-
-def _continue_training(continued: TrainingRun, quiet: bool) -> int:
-    """Do the rest of a training run, complete a demo, and return the exit code."""
-    from esper.commands.demo import finish
-
-    folder = continued.folder
-    folder.add_command()
-    done, rounds = continued.trainer.rounds_done, continued.trainer.rounds
-    unfinished_demo = folder.kind == "demo" and not (continued.finished and folder.results() is not None)
-    if not quiet:
-        left = "nothing is left to do" if continued.finished else f"{rounds - done} to go"
-        typer.echo(f"{folder.path}: {done} of {common.plural(rounds, 'round')} are done, {left}")
-    return finish(continued) if unfinished_demo else common.run_training(continued, quiet)
 
 
 def _run_again(folder: RunFolder, quiet: bool) -> None:

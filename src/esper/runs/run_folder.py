@@ -42,7 +42,6 @@ FORMAT_VERSION = 1
 CALL = "esper.grow"  # what a folder says under `call` that no command wrote
 Kind = Literal["train", "compare", "grow", "demo"]
 KINDS: tuple[str, ...] = get_args(Kind)
-TRAINING_KINDS = ("train", "demo")
 _BEGINNING = {"versions.json", "command.txt", "checkpoints", ".lock"}  # all that is there before config.yaml
 _FILES: dict[type, str] = {Comparison: "results.json", Growth: "growth.json", SavedNetwork: "network.json"}
 _PACKAGES = ("esper-lite", "torch", "numpy", "pydantic", "safetensors", "scikit-learn")
@@ -240,7 +239,7 @@ class RunFolder:
         if growth is not None:
             finished = growth.finished
         else:
-            trained = self.kind not in TRAINING_KINDS or 0 < rounds <= rounds_done
+            trained = self.kind != "train" or 0 < rounds <= rounds_done
             finished = trained and (self.kind == "train" or (self.path / "results.json").exists())
         return "finished" if finished else "running" if self.in_use else "stopped"
 

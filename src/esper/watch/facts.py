@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from esper.runs.console import interval, learning_in_words, number
 from esper.runs.files import file_in
-from esper.runs.run_folder import TRAINING_KINDS, RunFolder, flatten
+from esper.runs.run_folder import RunFolder, flatten
 from esper.runs.schema import COMPARED, Comparison, SavedNetwork, json_values
 from esper.utils.errors import UserError
 from esper.utils.statistics import clear_of_zero, mean_interval
@@ -119,7 +119,7 @@ def outcome(folder: RunFolder) -> dict[str, Any]:
         )
     if results is not None:
         sentences += [*comparison_verdicts(results), *map(_sentence, results.remarks)]
-    if results is None and folder.kind in TRAINING_KINDS and state(folder.path) == "finished":
+    if results is None and folder.kind == "train" and state(folder.path) == "finished":
         sentences.append(learning_in_words(folder.metrics_file))
     return _outcome(sentences, grew)
 

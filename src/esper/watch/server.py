@@ -37,7 +37,7 @@ from esper.watch.facts import facts, signature, state
 from esper.watch.reading import Position, read_new_lines, round_events
 
 ADDRESS = "127.0.0.1"
-MADE_BY = "'esper demo', 'esper train' and esper.grow(..., out='runs/mine') make a run"
+MADE_BY = "'esper train' and esper.grow(..., out='runs/mine') make a run"
 USUAL_PORT = 8642
 _MAX_DEPTH = 2  # how far below a given folder runs are looked for
 _MAX_RUNS = 500  # runs that are listed

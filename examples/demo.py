@@ -1,17 +1,22 @@
-"""The networks of `esper demo`: a small GPT trained plainly, with half of its layers, and grown into.
+"""See in two minutes what growing does: a small GPT trained plainly, with half of its layers, and grown into.
+
+    python -m examples.demo --out runs/demo
 
 All of them predict the next character of the Python standard library's sources, with the same data in the
-same order. Each is trained in a process of its own with one thread, and kept in a file as soon as it is done.
+same order, at equal compute. Each is trained in a process of its own with one thread, and kept in a file as
+soon as it is done: after Ctrl-C the same command goes on.
 """
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
@@ -23,16 +28,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.config import load_config
 from esper.growing.blocks import count_flops
 from esper.growing.estimate import TOKENS as LAW
 from esper.growing.progressive import Progressive
-from esper.runs.console import interval
+from esper.runs.console import duration, interval
 from esper.runs.files import file_in, read_json, write_atomically
+from esper.runs.run_folder import RunFolder
 from esper.runs.schema import Comparison, ControllerResult, CurvePoint, from_json, paired_differences, to_json
 from esper.simic.costs import TRAINING_PASSES
 from esper.tasks import Split, load_task
 from esper.utils.errors import UserError
+from esper.utils.settings import dump
 from esper.utils.statistics import mean_interval, paired_interval
+from esper.watch.report import write_report
 
 LAYERS, WIDTH, HEADS, BATCH = 4, 24, 2, 16
 TOKENS = 10.0  # for each parameter of a block, of plain training: few, so that it takes a minute
@@ -42,6 +51,7 @@ LESS = 0.8  # of the compute, for the arm that shows what growth saves
 FIRST_SEED = 100  # nothing above was chosen with these
 POINTS = 12  # of a curve
 WORKERS = 2  # processes; more of them gain nothing on two cores
+NETWORKS = 4  # in each way
 
 
 @dataclass(frozen=True)
@@ -175,7 +185,7 @@ def train_networks(folder: Path, networks: int) -> Iterator[list[Future[None]]]:
     except BrokenProcessPool:
         raise UserError(
             "a process that trained networks ended, perhaps for lack of memory; "
-            f"go on with: esper resume {folder}"
+            f"go on with: python -m examples.demo --out {folder}"
         ) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -188,7 +198,7 @@ def file_of(arm: DemoArm, seed: int) -> str:
     return f"networks/{ARMS.index(arm)}-{seed}.json"
 
 
-def compare_networks(folder: Path, networks: int, remarks: Sequence[str]) -> Comparison:
+def compare_networks(folder: Path, networks: int) -> Comparison:
     """Return the networks of a run folder side by side, with the verdict."""
     arms = []
     for arm in ARMS:
@@ -203,7 +213,7 @@ def compare_networks(folder: Path, networks: int, remarks: Sequence[str]) -> Com
         columns["curve"] = [CurvePoint(*np.mean(list(point), axis=0).tolist()) for point in points]
         arms.append(ControllerResult(arm.name, **columns))
     host = f"a GPT of {LAYERS} layers, width {WIDTH}"
-    return Comparison("text", host, arms, paired_differences(arms), remarks, verdicts(arms))
+    return Comparison("text", host, arms, paired_differences(arms), [], verdicts(arms))
 
 
 def verdicts(arms: Sequence[ControllerResult]) -> list[str]:
@@ -240,3 +250,61 @@ def verdicts(arms: Sequence[ControllerResult]) -> list[str]:
         first += " With so little compute half of its layers is better still."
         third += " With more compute all layers are ahead (docs/handbook.md)."
     return [first, second, third]
+
+
+def open_folder(path: Path, networks: int) -> RunFolder:
+    """Begin a run folder, or go on with that of a demo; raises a UserError for any other folder."""
+    if not (path / "config.yaml").exists():
+        config = load_config(overrides=["task=text"])
+        return RunFolder.create(
+            path, kind="demo", request={"networks": networks}, config=dump(config), seed=FIRST_SEED
+        )
+    folder = RunFolder.read(path)
+    begun = folder.request.get("networks")
+    if folder.kind != "demo" or begun != networks:
+        held = f"a demo of {begun} networks" if folder.kind == "demo" else f"a run of 'esper {folder.kind}'"
+        raise UserError(f"{path} holds {held}; choose another folder for --out")
+    return RunFolder.open(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> Comparison:
+    """Train the networks, write a report, and print what came out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="the folder of the run")
+    parser.add_argument(
+        "--networks",
+        type=int,
+        choices=range(2, 101),
+        default=NETWORKS,
+        metavar="N",
+        help="2 to 100, in each way",
+    )
+    given = parser.parse_args(arguments)
+    print(
+        "A small language model, trained to predict the next character of Python's own sources: plainly,\n"
+        "with half of its layers, and grown into (half of the layers first, the others later as copies)."
+    )
+    total, begun = given.networks * len(ARMS), time.monotonic()
+    with open_folder(given.out, given.networks) as folder:
+        with train_networks(given.out, given.networks) as trainings:
+            for count, training in enumerate(as_completed(trainings), 1):
+                training.result()
+                left = (time.monotonic() - begun) / count * (len(trainings) - count)
+                done = total - len(trainings) + count
+                print(f"   {done} of {total} networks are trained, about {duration(left)} left", flush=True)
+        comparison = compare_networks(given.out, given.networks)
+        folder.write(comparison)
+        page = write_report(folder)
+    print("\nWhat came out:")
+    for sentence in comparison.verdicts:
+        print(f"- {sentence}")
+    print(f"\nFigures and curves: open {page} in a browser.")
+    return comparison
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
