@@ -42,7 +42,7 @@ def run_trainings(
     report: Callable[[Sequence[dict[str, Any]]], str],
     judge_budget: Callable[[RunConfig, int, float], Iterable[dict[str, Any]]] | None = None,
 ) -> None:
-    """Train as in `esper demo` and judge, or print the report of a file.
+    """Train with the preset `demo` and judge, or print the report of a file.
 
     trainings: how many by default; with 0 there is no option for it. judge: takes the settings and the number
     of trainings; each of its records becomes a line of JSON as soon as it is there. judge_budget: does so

@@ -4,10 +4,11 @@
     python -m studies.held_out --read FILE     the tables
     python -m studies.held_out --budget 4 --out FILE      another budget; 45 minutes for 4
 
-Five controllers are trained as in `esper demo`, and five on tables that differ in size, shape and noise of
-the labels. They meet opponents whose parameters were tuned on such made tables alone. All networks of a table
-begin with the same weights, see the same minibatches and have one budget of FLOPs; controllers and the rule
-pay for the validations that they read. Searches have the compute of several runs, and read theirs for free.
+Five controllers are trained with the preset `demo`, and five on tables that differ in size, shape and noise
+of the labels. They meet opponents whose parameters were tuned on such made tables alone. All networks of a
+table begin with the same weights, see the same minibatches and have one budget of FLOPs; controllers and the
+rule pay for the validations that they read. Searches have the compute of several runs, and read theirs for
+free.
 The oracle has the best rate of a grid for each table, chosen by half of the networks for the other half.
 
 With --budget, in units of the usual one, opponents keep the parameters that were chosen at the usual budget.
@@ -270,7 +271,7 @@ def timed(spec: EnvironmentSpec, tuned: Mapping[str, Any], trained: Trained) -> 
 
 
 def train_all(config: RunConfig, trainings: int) -> dict[str, list[Trained]]:
-    """Train controllers as in `esper demo`, and as many on varied tables."""
+    """Train controllers with the preset `demo`, and as many on varied tables."""
     learner = config.learner.model_copy(update={"imitate": VARIED["imitate"]})
     longer = config.model_copy(update={"rounds": VARIED["rounds"], "learner": learner})
     found: dict[str, list[Trained]] = {CONTROLLER: [], VARIED_CONTROLLER: []}

@@ -73,7 +73,7 @@ SCHEDULE_FREE, RETUNED = "schedule-free AdamW", "schedule-free AdamW, its moment
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings that differ from those of `esper demo`, and what was chosen for them on made tables."""
+    """Settings that differ from those of the preset `demo`, and what was chosen for them on made tables."""
 
     name: str  # before the names of its arms
     momentum: float

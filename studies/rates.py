@@ -1,4 +1,4 @@
-"""Does a controller that sets the learning rate win? Trained as in `esper demo`, judged on fresh tasks.
+"""Does a controller that sets the learning rate win? Trained with the preset `demo`, judged on fresh tasks.
 
     python -m studies.rates --trainings 5 --out FILE      about two minutes for each training on an idle core
     python -m studies.rates --read FILE                   the table

@@ -7,10 +7,10 @@ potential   what the validation accuracy Φ gained in each step, Φ(t + 1) − �
 terminal    all that was gained, Φ(end) − Φ(0), paid in the last step
 escrow      in each step what rises for good: m(t + 1) − m(t), where m(t) is the least Φ from t to the end
 
-Every training begins with one supervised start, the imitation of `esper demo`; from there PPO goes on for as
-many rounds with each reward, on the same tasks, networks and random numbers. Controllers are judged on fresh
-tasks. A farmer, who spoils a network that has begun to learn and lets it recover, shows what each reward pays
-for that.
+Every training begins with one supervised start, the imitation of the preset `demo`; from there PPO goes on
+for as many rounds with each reward, on the same tasks, networks and random numbers. Controllers are judged
+on fresh tasks. A farmer, who spoils a network that has begun to learn and lets it recover, shows what each
+reward pays for that.
 """
 
 from __future__ import annotations

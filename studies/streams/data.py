@@ -37,7 +37,7 @@ class Stream:
 
 
 def make_stream(length: int, seed: int) -> Stream:
-    """Draw a stream; its rules are random networks, as in the made tables of `esper demo`."""
+    """Draw a stream; its rules are random networks, as in the made tables of the preset `demo`."""
     rng = np.random.default_rng([seed, length])
     features, classes = int(rng.integers(4, FEATURES + 1)), int(rng.integers(2, CLASSES + 1))
     noise, count = float(rng.uniform(0, NOISE)), int(rng.integers(MOST_SHIFTS + 1))

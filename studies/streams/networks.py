@@ -11,7 +11,7 @@ from torch import Tensor
 
 from studies.streams.data import SHAPES, Bank
 
-BETAS, DECAY, CLIP = (0.9, 0.99), 0.01, 1.0  # AdamW, as in the recipe of `esper demo`
+BETAS, DECAY, CLIP = (0.9, 0.99), 0.01, 1.0  # AdamW, as in the recipe of the preset `demo`
 SIZES = [size for fan_in, fan_out in SHAPES for size in (fan_in * fan_out, fan_out)]  # of the parameters
 LAST_LAYER = sum(SIZES[:-2])  # where its parameters begin
 

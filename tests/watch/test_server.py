@@ -219,7 +219,7 @@ def test_the_commands_of_the_page_serve(command: str, folder: RunFolder) -> None
 def test_a_folder_without_runs_is_named_with_what_makes_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made_by = "'esper demo', 'esper train' and esper.grow(..., out='runs/mine') make a run"
+    made_by = "'esper train' and esper.grow(..., out='runs/mine') make a run"
     monkeypatch.setattr("esper.watch.server.serve", lambda library, listener, ready: ready("http://here/"))
     assert cli.run(["watch", str(tmp_path), "--port", "0"]) == 0
     told = f"there is no run in {tmp_path} yet ({made_by}), and the page shows one when it appears; open http"
