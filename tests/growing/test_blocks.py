@@ -137,9 +137,12 @@ def test_chains_are_skipped_whatever_stands_between(run: Any, stem: bool) -> Non
 def test_without_an_example_the_first_pass_shows_a_chain(run: Any) -> None:
     model = Net(run)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    Progressive(model, optimizer, 10)
+    grower = Progressive(model, optimizer, 100)
     for _ in range(2):
         model(ROWS).sum().backward()
+    trained = [block[0].weight.grad is not None for block in model.blocks]  # type: ignore[index, union-attr]
+    assert trained == [True, False] * 3
+    assert not grower.step()
 
 
 def test_lists_within_lists_never_run_as_blocks() -> None:

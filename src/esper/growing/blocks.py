@@ -262,7 +262,7 @@ class FirstPass:
         self._since: dict[int, tuple[int, list[Tensor]]] = {}  # by list: its latest block, outputs since then
         self._known: set[int] = set()
         self._handles = [
-            block.register_forward_hook(partial(self._look, number, k), with_kwargs=True)
+            block.register_forward_hook(partial(self._record, number, k), with_kwargs=True)
             for number, each in enumerate(lists)
             for k, block in enumerate(each.blocks)
         ]
@@ -278,7 +278,7 @@ class FirstPass:
         self._since.clear()
         self._known.update(range(len(self.lists)))
 
-    def _look(self, number: int, k: int, _: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def _record(self, number: int, k: int, _: Any, args: Any, kwargs: Any, output: Any) -> None:
         compiling = torch.compiler.is_compiling()  # values are not known then, and nothing may change
         if not compiling and number in self._known:
             return

@@ -64,7 +64,7 @@ class Progressive:
         grow_at: float | Sequence[float] = GROW_AT,
         order: Literal["interleaved", "stacked"] = "interleaved",
         example: Any = None,
-        also: Sequence[nn.Module] = (),
+        also: nn.Module | Sequence[nn.Module] = (),
         rewarm: int = 0,
         scheduler: Any = None,
         pretrained: bool | None = None,
@@ -78,7 +78,7 @@ class Progressive:
         order: interleaved copies stand behind their sources; stacked ones repeat the first blocks as a span
         example: what `model` is called with, a tuple of arguments, a dict of keyword arguments, or a function
             of the model that runs it; without it the first forward pass shows what blocks return
-        also: models of the same structure that follow, such as an average of the weights
+        also: one or several models of the same structure that follow, such as an average of the weights
         rewarm: steps after each growth in which the learning rate rises linearly to its value; schedulers do
             not see the lower rate
         scheduler: a learning-rate scheduler that steps with the optimizer, to check that it lasts
@@ -137,10 +137,7 @@ class Progressive:
             self._run_stages(example)
         self.set_stage(0)
         self._first_growth = True  # is still to come, and may overwrite nothing that was trained
-        self._overwrites = self._find_trained()  # why it may not come, "" for nothing
-        loaded = bool(getattr(model, "name_or_path", None)) or model in _GREW
-        if not self._overwrites and (loaded if pretrained is None else pretrained):
-            self._overwrites = f"{type(model).__name__} was trained before (pretrained=False says it was not)"
+        self._overwrites = self._find_trained() or self._find_pretrained(pretrained)  # why it may not come
 
     def _run_stages(self, example: Any) -> None:
         """Run every stage once: count its FLOPs, or raise a UserError where the model does not run."""
@@ -323,6 +320,13 @@ class Progressive:
                 values += [p.grad for p in own] if gradients else []
                 if any(isinstance(v, Tensor) and v.ndim and bool(v.any()) for v in values):
                     return f"{each.names[k]} was trained although it is to be skipped"
+        return ""
+
+    def _find_pretrained(self, pretrained: bool | None) -> str:
+        """Say that the model was trained before, where that is known; else return ""."""
+        loaded = bool(getattr(self.model, "name_or_path", None)) or self.model in _GREW
+        if loaded if pretrained is None else pretrained:
+            return f"{type(self.model).__name__} was trained before (pretrained=False says it was not)"
         return ""
 
     def _check_parameters(self) -> None:
