@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -493,3 +494,29 @@ def test_labels_beside_each_other_are_no_text() -> None:
     )  # fmt: skip
     assert "samples for each parameter" in grown.remarks[0]
     assert grown.remarks[0].startswith("it trains plainly: ")
+
+
+def test_threads_that_run_at_once_are_told_apart() -> None:
+    """As the replicas of nn.DataParallel."""
+    model = Net(chain)
+    Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 100)
+    barrier, errors = Barrier(2), []
+
+    def turn(_: Any, args: Any, output: Any) -> None:
+        barrier.wait(timeout=10)
+
+    for block in model.blocks:
+        block.register_forward_hook(turn)
+
+    def run(rows: Tensor) -> None:
+        try:
+            model(rows)
+        except UserError as error:
+            errors.append(error)
+
+    threads = [Thread(target=run, args=(ROWS * scale,)) for scale in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []

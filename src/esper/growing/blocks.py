@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -259,7 +260,8 @@ class FirstPass:
 
     def __init__(self, lists: Sequence[BlockList]) -> None:
         self.lists = lists
-        self._since: dict[int, tuple[int, list[Tensor]]] = {}  # by list: its latest block, outputs since then
+        # By thread (those of nn.DataParallel run at once) and list: its latest block, and outputs since then.
+        self._since: dict[int, dict[int, tuple[int, list[Tensor]]]] = {}
         self._known: set[int] = set()
         self._handles = [
             block.register_forward_hook(partial(self._record, number, k), with_kwargs=True)
@@ -294,7 +296,8 @@ class FirstPass:
         if compiling:
             return
         given = (*args, *kwargs.values())[0]
-        latest, outputs = self._since.get(number, (None, []))
+        since = self._since.setdefault(get_ident(), {})
+        latest, outputs = since.get(number, (None, []))
         if latest == k - 1 and not any(_is_same(given, one) for one in outputs):
             raise UserError(
                 f"{each.names[k]} does not go on with what {each.names[k - 1]} returned, so that it cannot "
@@ -302,11 +305,11 @@ class FirstPass:
             )
         if k == len(each) - 1:  # activation checkpointing runs them again
             self._known.add(number)
-            self._since.pop(number, None)
+            since.pop(number, None)
         else:
-            self._since[number] = k, []
+            since[number] = k, []
         result = output[0] if type(output) is tuple else output
-        for _k, others in self._since.values():
+        for _k, others in since.values():
             others.append(result)
 
 
@@ -316,7 +319,7 @@ def _is_same(value: Any, other: Any) -> bool:
         return True
     if not isinstance(value, Tensor) or value.is_nested or value.shape != other.shape:
         return False
-    return bool((value.detach() == other.detach()).all())
+    return torch.allclose(value, other.to(value.dtype), equal_nan=True)
 
 
 @dataclass(eq=False)
