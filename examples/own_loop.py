@@ -30,6 +30,8 @@ def main(epochs: int = 3, samples: int | None = None, checkpoint: Path = Path("o
         optimizer.load_state_dict(saved["optimizer"])
         grower.load_state_dict(saved["grower"])
         begun = saved["epoch"]
+        if begun >= epochs:
+            print(f"{checkpoint} holds all {epochs} epochs; delete it to begin anew")
 
     loss = torch.tensor(float("nan"))
     for epoch in range(begun, epochs):
