@@ -51,7 +51,7 @@ lock: dev   # what is installed now, but for torch, which a machine chooses
 
 demo: $(VENV)/.demo
 	rm -rf runs/demo
-	$(BIN)/python -m examples.demo --out runs/demo
+	$(BIN)/python -m studies.demo --out runs/demo
 
 test: dev   # both at once: types take half a minute of one core where nothing is known from before
 	$(MAKE) -j 2 check tests

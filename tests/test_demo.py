@@ -14,8 +14,8 @@ from esper import cli
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import ControllerResult
 from esper.utils.errors import UserError
-from examples import demo
-from examples.demo import ARMS, LESS, verdicts
+from studies import demo
+from studies.demo import ARMS, LESS, verdicts
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_demo_goes_on_and_says_what_came_out(
     networks[0].unlink()
     assert RunFolder.read(out).results() is None
     assert cli.run(["resume", str(out)]) == 2
-    assert f"go on with: python -m examples.demo --out {out}" in capsys.readouterr().err
+    assert f"go on with: python -m studies.demo --out {out}" in capsys.readouterr().err
 
     results = demo.main(given)
     assert {path: path.stat().st_mtime_ns for path in networks[1:]} == kept, "nothing is done twice"

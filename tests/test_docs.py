@@ -40,7 +40,6 @@ def test_pointers_to_code_lead_somewhere(page: Path) -> None:
 
 
 LONG = ("train", "grow", "compare")  # these get the tiny settings, so that they take seconds
-ELSEWHERE = ("demo",)  # tests/test_demo.py runs it
 SERVING = ("watch",)  # goes on until Ctrl-C: tests/watch has it
 GUIDES = ("README.md", *(f"docs/{name}.md" for name in
           ("start", "grow_into", "loops", "grow_your_own", "controllers", "extend", "watch")))  # fmt: skip
@@ -60,7 +59,7 @@ def commands_of_guides() -> list[tuple[str, str]]:
         blocks = re.findall(r"^    (?:\.venv/bin/)?esper ([a-z].*?)(?:\s+#.*)?$", text, re.M)
         asides = [c for c in re.findall(r"`esper ([a-z][^`]*)`", text) if c.split()[0] not in LONG]
         for command in (*blocks, *asides):
-            if command.split()[0] not in (*SERVING, *ELSEWHERE):
+            if command.split()[0] not in SERVING:
                 found.setdefault(parse(command), (page, command))
     return list(found.values())
 

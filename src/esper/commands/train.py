@@ -102,7 +102,7 @@ def resume(
                 f"with the same arguments and out={str(run)!r}, resume=True"
             )
         if folder is not None and kind == "demo":
-            raise UserError(f"{run} holds a demo; go on with: python -m examples.demo --out {run}")
+            raise UserError(f"{run} holds a demo; go on with: python -m studies.demo --out {run}")
         if folder is not None and kind in RESTARTED:
             for name, value in {"--checkpoint": checkpoint, "--set": overrides, "--device": device}.items():
                 if value:

@@ -1,6 +1,6 @@
 """See in two minutes what growing does: a small GPT trained plainly, with half of its layers, and grown into.
 
-    python -m examples.demo --out runs/demo
+    python -m studies.demo --out runs/demo
 
 All of them predict the next character of the Python standard library's sources, with the same data in the
 same order, at equal compute. Each is trained in a process of its own with one thread, and kept in a file as
@@ -13,7 +13,6 @@ import argparse
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -42,6 +41,7 @@ from esper.utils.errors import UserError
 from esper.utils.settings import dump
 from esper.utils.statistics import mean_interval, paired_interval
 from esper.watch.report import write_report
+from studies import command_line
 
 LAYERS, WIDTH, HEADS, BATCH = 4, 24, 2, 16
 TOKENS = 10.0  # for each parameter of a block, of plain training: few, so that it takes a minute
@@ -185,7 +185,7 @@ def train_networks(folder: Path, networks: int) -> Iterator[list[Future[None]]]:
     except BrokenProcessPool:
         raise UserError(
             "a process that trained networks ended, perhaps for lack of memory; "
-            f"go on with: python -m examples.demo --out {folder}"
+            f"go on with: python -m studies.demo --out {folder}"
         ) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -272,20 +272,18 @@ def main(arguments: Sequence[str] | None = None) -> Comparison:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="the folder of the run")
     parser.add_argument(
-        "--networks",
-        type=int,
-        choices=range(2, 101),
-        default=NETWORKS,
-        metavar="N",
-        help="2 to 100, in each way",
+        "--networks", type=command_line.positive, default=NETWORKS, help="in each way, two or more"
     )
     given = parser.parse_args(arguments)
+    if given.networks < 2:
+        parser.error("--networks is 1; give at least 2, so that differences have an interval")
+    folder = open_folder(given.out, given.networks)
     print(
         "A small language model, trained to predict the next character of Python's own sources: plainly,\n"
         "with half of its layers, and grown into (half of the layers first, the others later as copies)."
     )
     total, begun = given.networks * len(ARMS), time.monotonic()
-    with open_folder(given.out, given.networks) as folder:
+    with folder:
         with train_networks(given.out, given.networks) as trainings:
             for count, training in enumerate(as_completed(trainings), 1):
                 training.result()
@@ -303,8 +301,4 @@ def main(arguments: Sequence[str] | None = None) -> Comparison:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    command_line.run(main)
