@@ -65,7 +65,7 @@ class Law:
 # A GPT of 0.2 million parameters was behind half of its depth at 20 tokens a parameter, ahead at 60. One of
 # 13 million at 14 tokens and one of 21 million at 20 were level (three runs each). All with AdamW; with Muon
 # plain training was level (three runs). At 20 tokens a GPT of 1.6 million was ahead, and a Llama of 1.2
-# million, which has other norms, was 0.03 behind (one run each).
+# million, which has other norms, was 0.03 behind at one of two rates (one run each).
 TOKENS = Law(
     "tokens",
     saves=1.6,
@@ -128,7 +128,7 @@ class Estimate:
                 f"are not frozen, fewer than {FEWEST_BLOCKS}"
             )
         if not self.layer_norms:
-            return f"{self.name} has no LayerNorm in its blocks, and with other norms growth was behind"
+            return f"{self.name} has no LayerNorm in its blocks, and with other norms a run was behind"
         if self.share < LEAST_SHARE:
             return (
                 f"{100 * self.share:.0f} % of {self.name} is in blocks that run for each {law.targets[:-1]}, "
