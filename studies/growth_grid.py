@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from benchmarks.textbook import GPT, batches, decay_groups, forward_flops, load_images, resnet
 from esper.growing.blocks import find_blocks
-from esper.growing.progressive import Progressive, copy_parameter
+from esper.growing.progressive import ORDERS, Progressive, copy_parameter
 from esper.tasks import load_task
 from esper.tasks.task import Split, Task
 from esper.utils.errors import UserError
@@ -224,7 +224,7 @@ class Arm:
     rate: float
     start: int = 0  # active layers at first; 0: all
     grow_at: tuple[float, ...] = ()  # fractions of the compute
-    order: str = "interleaved"  # stacked; halved; or zeroed: new layers are fresh and add nothing at first
+    order: str = "interleaved"  # of ORDERS; halved; or zeroed: new layers are fresh and add nothing at first
     tied: float | None = None  # fraction of the steps until which new layers share the weights of old ones
     equal_steps: bool = False  # as many steps as without growth, so fewer FLOPs; grow_at is of the steps
     seed: int = 0
@@ -381,7 +381,7 @@ def train(arm: Arm, task: Task, device: str, test: bool = False, bfloat16: bool 
             total,
             start=arm.start / arm.depth,
             grow_at=at,
-            order="stacked" if arm.order == "stacked" else "interleaved",
+            order=arm.order if arm.order in ORDERS else "interleaved",  # type: ignore[arg-type]
             example=example,
         )
     bfloat16 |= device != "cpu"

@@ -29,9 +29,9 @@ from torch.utils.checkpoint import checkpoint
 
 import esper
 from esper.growing import live
-from esper.growing.blocks import choose_active, drop_nested, find_blocks
+from esper.growing.blocks import choose_active, copy_sources, drop_nested, find_blocks, order_for
 from esper.growing.estimate import Law
-from esper.growing.progressive import Progressive, copy_block
+from esper.growing.progressive import ORDERS, Progressive, copy_block
 from esper.utils.errors import UserError
 from tests.growing.test_zoo import timm_model
 from tests.waiting import MINUTE, run_group
@@ -91,20 +91,30 @@ def test_blocks_are_like_neighbours_and_the_outermost() -> None:
     assert names == [("twice.0", "twice.1"), ("mixed.1", "mixed.2")]
 
 
-@given(st.integers(1, 12), st.data(), st.sampled_from(["interleaved", "stacked"]))
+@given(st.integers(1, 12), st.data(), st.sampled_from(ORDERS))
 def test_every_set_of_active_blocks_holds_the_one_before(count: int, data: st.DataObject, order: str) -> None:
     sizes = sorted(data.draw(st.lists(st.integers(1, count), min_size=1, max_size=3)))
-    sets = choose_active(count, [*sizes, count], order)
+    sets = choose_active(count, [*sizes, count], order_for(order, sizes[0]))
     assert [len(chosen) for chosen in sets] == [*sizes, count]
     assert all(chosen == sorted(set(chosen)) and chosen[0] == 0 for chosen in sets)
     assert all(set(a) <= set(b) for a, b in pairwise(sets))
+
+
+@pytest.mark.parametrize(
+    ("order", "became"),
+    [("interleaved", "00112233"), ("stacked", "01230123"), ("middle", "01212123")],
+)
+def test_every_order_is_that_of_its_description(order: str, became: str) -> None:
+    half, whole = choose_active(8, [4, 8], order)
+    copies = dict((k, source) for source, k in copy_sources(half, whole, order))
+    assert "".join(str(half.index(copies.get(k, k))) for k in whole) == became
 
 
 # ---- skipping and copying --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(("order", "kept"), [("interleaved", (0, 2)), ("stacked", (0, 1))])
+@pytest.mark.parametrize(("order", "kept"), [("interleaved", (0, 2)), ("stacked", (0, 1)), ("middle", (0, 2))])
 def test_skipped_blocks_train_as_if_they_were_not_there(name: str, order: Any, kept: tuple[int, ...]) -> None:
     model, reference = make(), make()
     reference[1] = nn.Sequential(*(reference[1][k] for k in kept))  # type: ignore[index]
@@ -120,7 +130,10 @@ def test_skipped_blocks_train_as_if_they_were_not_there(name: str, order: Any, k
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(("order", "sources"), [("interleaved", (0, 0, 2, 2)), ("stacked", (0, 1, 0, 1))])
+@pytest.mark.parametrize(
+    ("order", "sources"),
+    [("interleaved", (0, 0, 2, 2)), ("stacked", (0, 1, 0, 1)), ("middle", (0, 0, 2, 2))],
+)
 def test_new_blocks_are_copies_with_the_state_of_the_optimizer(
     name: str, order: Any, sources: tuple[int, ...]
 ) -> None:
@@ -641,7 +654,7 @@ def shared() -> nn.Module:
             "the optimizer does not have 1.0.norm",
         ),
         (make(), {"model": "model"}, "model is a str; give an nn.Module"),
-        (make(), {"order": "odd"}, "'interleaved' and 'stacked'"),
+        (make(), {"order": "odd"}, "'middle', 'interleaved', 'stacked'"),
         (make(), {"total_steps": 0}, "total_steps is 0"),
         (make(), {"rewarm": -1}, "rewarm is -1"),
         (make(), {"start": 0.9}, "leaves out none of 4 blocks"),
@@ -1167,7 +1180,7 @@ def test_a_growth_that_ends_early_returns_all_blocks_and_does_not_claim_to_have_
         assert not re.search(r"(?i)fewer training FLOPs|A grown|it took|grown model|grown by", text)
     assert [curve.name for curve in grown.curves()] == ["trained"]
     assert grown.record.num_steps == 1
-    assert torch.equal(grown.model[1][0].layer.weight, grown.model[1][1].layer.weight)  # type: ignore[index]
+    assert torch.equal(grown.model[1][1].layer.weight, grown.model[1][3].layer.weight)  # type: ignore[index]
     assert not any("forward" in vars(module) for module in grown.model.modules())
 
 

@@ -10,10 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.data import Clock
 from esper.population.forms import NO_FORM
 from esper.population.hosts import HOST_PRESETS
+from esper.population.plan import graphs
 from esper.population.plan.graphs import MAX_GRAPHS, GraphCache
 from esper.population.plan.packing import LAUNCH_COST, Bucket, Group
 from esper.population.population import Population
@@ -22,7 +24,7 @@ from esper.utils.rows import tensors_of
 from tests.cpu_graphs import graphs_on_cpu
 from tests.population.lives import Life, doubles
 from tests.population.test_independence import mixed_states
-from tests.population.worlds import make_data, make_population, plant, seeds_of
+from tests.population.worlds import WORLDS, make_data, make_population, plant, seeds_of
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,36 @@ def test_padding_changes_nothing(preset: str, seed: int, captures: list[TensorGr
             assert_alike(found[1], found[0], 1e-9)
             assert_alike(*(without_padding(life.population) for life in reversed(lives)), 1e-9)
         assert not lives[1].population.parts.weights[-1].any()  # nobody's row
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("world", "options"),
+    [
+        ("residual vectors", {"width": 8, "depth": 2, "hidden": 16}),
+        ("text", {"width": 8, "depth": 1, "heads": 2, "expansion": 2}),
+    ],
+)
+def test_large_groups_are_updated_by_themselves(
+    world: str, options: dict[str, int], precision: str, captures: list[TensorGraph]
+) -> None:
+    """To rounding, which norms over other widths differ by; in float32 also where seeds come in between."""
+    found, blocks = [], []
+    with patch.dict(WORLDS, {world: (*WORLDS[world][:3], options)}):
+        for least in (1, 2**60):
+            with patch.object(graphs, "LARGE_GROUP", least):
+                population, data = make_population(world, precision=precision), make_data(world, 3)
+                population._graphs.possible = True
+                states = SlotStates.empty(3, population.num_slots)
+                for step in range(4 if precision == "float32" else 1):
+                    if step == 2:
+                        states = plant(population, mixed_states(world, 3))
+                    trained = population.train_epoch(states, data, Clock(0, step, 10))
+                    if not step:
+                        blocks.append(len(population._graphs._graphs[0].run.blocks))
+                found.append({**population.tensors(), **tensors_of(trained)})
+    assert blocks == [population.num_slots, 1]
+    assert_alike(*found, tolerance=1e-4 if precision == "float32" else 1e-2)
 
 
 def test_what_is_not_finite_in_a_neighbour_stays_there_despite_padding(captures: list[TensorGraph]) -> None:

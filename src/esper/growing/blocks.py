@@ -429,16 +429,36 @@ def _ignores_rest(model: nn.Module, each: BlockList, example: Any, output: Any) 
     )
 
 
+def order_for(order: str, fewest: int) -> str:
+    """Return the order of copies in a list of which `fewest` blocks train first: two have no middle."""
+    return "interleaved" if order == "middle" and fewest < 3 else order
+
+
 def choose_active(count: int, sizes: Sequence[int], order: str) -> list[list[int]]:
     """Choose which of `count` blocks are active at each size; every set holds the one before it.
 
-    interleaved: spread evenly, so that a copy stands behind its source; stacked: the first ones.
+    middle: the first ones and the last; interleaved: spread evenly; stacked: the first ones.
     """
     chosen, wider = [], list(range(count))
     for size in reversed(sizes):
-        wider = wider[:size] if order == "stacked" else [wider[k * len(wider) // size] for k in range(size)]
+        if order == "interleaved":
+            wider = [wider[k * len(wider) // size] for k in range(size)]
+        else:
+            wider = wider[:size] if order == "stacked" else [*wider[: size - 1], wider[-1]]
         chosen.append(wider)
     return chosen[::-1]
+
+
+def copy_sources(old: Sequence[int], new: Sequence[int], order: str) -> list[tuple[int, int]]:
+    """Pair every block that begins with the active one that it is a copy of, by their indices.
+
+    middle: 0 1 2 1 2 1 2 3; interleaved: 0 0 1 1 2 2 3 3; stacked: 0 1 2 3 0 1 2 3.
+    """
+    begin = [k for k in new if k not in old]
+    if order == "interleaved":
+        return [(max(i for i in old if i < k), k) for k in begin]
+    span = old if order == "stacked" else old[1:-1]
+    return [(span[place % len(span)], k) for place, k in enumerate(begin)]
 
 
 def same_blocks(model: Any, lists: Sequence[BlockList]) -> list[BlockList]:

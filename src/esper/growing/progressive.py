@@ -19,7 +19,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from weakref import WeakSet
 
 import torch
@@ -31,10 +31,12 @@ from esper.growing.blocks import (
     FEWEST_BLOCKS,
     FirstPass,
     choose_active,
+    copy_sources,
     count_flops,
     drop_nested,
     find_blocks,
     keep_skippable,
+    order_for,
     same_blocks,
 )
 from esper.utils.errors import UserError, with_place
@@ -47,6 +49,9 @@ PLAIN_CHECKPOINT = (
     "no progress of growth is saved with this run, and copies would overwrite what it has trained; leave the "
     "callback out"
 )
+
+Order = Literal["middle", "interleaved", "stacked"]
+ORDERS: tuple[str, ...] = get_args(Order)
 
 _GREW: WeakSet[nn.Module] = WeakSet()  # models that were grown into in this process
 
@@ -62,7 +67,7 @@ class Progressive:
         *,
         start: float = 0.5,
         grow_at: float | Sequence[float] = GROW_AT,
-        order: Literal["interleaved", "stacked"] = "interleaved",
+        order: Order = "middle",
         example: Any = None,
         also: nn.Module | Sequence[nn.Module] = (),
         rewarm: int = 0,
@@ -75,7 +80,8 @@ class Progressive:
         start: share of the blocks that is active at first
         grow_at: the fractions of `total_steps` after which the model grows; the last growth makes it whole,
             and each multiplies the active blocks by the same factor
-        order: interleaved copies stand behind their sources; stacked ones repeat the first blocks as a span
+        order: middle copies repeat all blocks but the first and the last as a span, stacked ones all blocks;
+            interleaved ones stand behind their sources, and middle ones too where fewer than three blocks train
         example: what `model` is called with, a tuple of arguments, a dict of keyword arguments, or a function
             of the model that runs it; without it the first forward pass shows what blocks return
         also: one or several models of the same structure that follow, such as an average of the weights
@@ -91,7 +97,7 @@ class Progressive:
         """
         fractions: tuple[Any, ...] = tuple(grow_at) if isinstance(grow_at, list | tuple) else (grow_at,)
         _check_options(total_steps, start, fractions, order, rewarm, scheduler)
-        self.total_steps, self.steps_done, self.stage, self.order = int(total_steps), 0, 0, order
+        self.total_steps, self.steps_done, self.stage = int(total_steps), 0, 0
         self.rewarm, self.grown_at = rewarm, 0
         self.model = model = _unwrap(model)
         given = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
@@ -120,9 +126,11 @@ class Progressive:
         # after k of them is start^(1 − k / hops).
         hops = len(fractions)
         shares = [start ** (1 - hop / hops) for hop in range(hops)] + [1.0]
+        sizes = [[max(1, round(share * len(each))) for share in shares] for each in self.lists]
+        self._orders = [order_for(order, own[0]) for own in sizes]
         self._stages = [
-            choose_active(len(each), [max(1, round(share * len(each))) for share in shares], order)
-            for each in self.lists
+            choose_active(len(each), *own)
+            for each, *own in zip(self.lists, sizes, self._orders, strict=True)
         ]
         if all(len(stages[0]) == len(stages[-1]) for stages in self._stages):
             raise UserError(
@@ -234,11 +242,9 @@ class Progressive:
     def _copies(self, stage: int) -> Iterator[tuple[nn.Module, nn.Module, Sequence[str]]]:
         """Yield the sources of the blocks that begin at a stage, each with the block and buffers to copy."""
         for lists in (self.lists, *self._followers):
-            for each, stages, buffers in zip(lists, self._stages, self._buffers, strict=True):
-                old = stages[stage - 1]
-                for k in (k for k in stages[stage] if k not in old):
-                    # Stacked blocks repeat as a span (0 1 0 1); interleaved ones stand behind (0 0 1 1).
-                    source = k % len(old) if self.order == "stacked" else max(i for i in old if i < k)
+            own = zip(lists, self._stages, self._orders, self._buffers, strict=True)
+            for each, stages, order, buffers in own:
+                for source, k in copy_sources(stages[stage - 1], stages[stage], order):
                     yield each.blocks[source], each.blocks[k], buffers
 
     def _hook_rates(self) -> None:
@@ -379,8 +385,8 @@ def _check_options(
         raise UserError(f"start is {start}; give the share of blocks that is active at first, from 0 to 1")
     if not grow_at or list(grow_at) != sorted({each for each in grow_at if 0 < each < 1}):
         raise UserError(f"grow_at is {grow_at}; give rising fractions of total_steps between 0 and 1")
-    if order not in ("interleaved", "stacked"):
-        raise UserError(f"order is {order!r}; allowed are 'interleaved' and 'stacked'")
+    if order not in ORDERS:
+        raise UserError(f"order is {order!r}; allowed are {', '.join(map(repr, ORDERS))}")
     if (length := _schedule_length(scheduler)) < total_steps:
         raise UserError(
             f"{type(scheduler).__name__} ends after {length:.0f} of {total_steps} steps; make it for all of "
