@@ -557,7 +557,7 @@ def table(paths: Sequence[Path]) -> str:
     found: dict[tuple[str, float, str, float], list[tuple[float, float]]] = defaultdict(list)
     tested: dict[tuple[str, float], dict[tuple[str, float], dict[int, dict[str, Any]]]] = defaultdict(dict)
     for run in runs:
-        family = run.get("family", "gpt")
+        family = f"{run.get('family', 'gpt')} {run.get('data', '')}".strip()
         score = run["validation"], run.get("accuracy", np.nan)
         found[family, run["budget"], run["name"], run["rate"]].append(score)
         if run.get("test") is not None:
@@ -575,7 +575,7 @@ def table(paths: Sequence[Path]) -> str:
         "test scores of the finals, seconds, and grown minus each at equal FLOPs; at equal steps; by seed",
     ]
     for (family, budget), arms in tested.items():
-        score = "test" if FAMILIES[family].text else "test_accuracy"
+        score = "test" if FAMILIES[family.split()[0]].text else "test_accuracy"
         grown = [arm for arm in arms if "→" in arm[0]]
         muon = {arm: "Muon" in arm[0] for arm in arms}  # which are compared among themselves
         equal_steps = [arm for arm in grown if "equal steps" in arm[0]]

@@ -5,7 +5,8 @@
 A point is one family of networks at one budget. The saving is 1 − budget / B, where B is the budget at which
 the whole network, trained plainly, reaches the loss of the grown one: on a line through its own losses at
 the two nearest budgets, loss against the logarithm of FLOPs. Every arm has its best learning rate, and
-growth its best time. Targets are tokens for text, else samples; an epoch counts every time.
+growth its best time and, where it was measured, the order of copies that is the default. Targets are tokens
+for text, else samples; an epoch counts every time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from esper.growing.estimate import TOKENS, count_parameters
 from studies import command_line, gpt, growth_grid
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("h200", "6p-h200", "pilot-h200", "retuned-h200", "alone-h200", "images-h200", "letter")
+NAMES = ("h200", "6p-h200", "pilot-h200", "retuned-h200", "alone-h200", "middle-h200", "images-h200", "letter")
 FILES = [RESULTS / f"growth_grid-{name}.jsonl" for name in NAMES]
 ENOUGH = 3  # seeds: where an arm of a network has them, arms with fewer are not its best by luck
 LABELS = {"whole": "8 layers", "half": "4 layers", "grown": "4 layers that become 8"}
@@ -66,15 +67,15 @@ def best_losses(paths: Sequence[Path] = FILES) -> dict[tuple[str, int], dict[flo
         runs[key].append(run["validation"])
     found: dict[tuple[str, int], dict[float, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     # Those with few seeds first, so that a mean over enough of them replaces what they have.
-    for (family, width, budget, kind, *_), losses in sorted(runs.items(), key=lambda item: _rank(item[1])):
+    for (family, width, budget, kind, *_), losses in sorted(runs.items(), key=lambda item: _rank(*item)):
         found[family, width][budget][kind] = float(np.mean(losses))
     return found
 
 
-def _rank(losses: Sequence[float]) -> tuple[bool, float]:
+def _rank(arm: Sequence[Any], losses: Sequence[float]) -> tuple[bool, bool, float]:
     """Order arms so that the best is the last one."""
     loss = float(np.mean(losses))
-    return len(losses) >= ENOUGH, -loss if np.isfinite(loss) else -np.inf
+    return "middle" in arm[4], len(losses) >= ENOUGH, -loss if np.isfinite(loss) else -np.inf
 
 
 def targets_per_parameter(family: str, width: int, budget: float) -> float:
@@ -111,10 +112,10 @@ def for_the_law(found: Sequence[Point]) -> list[Point]:
 
 
 def fit(chosen: Sequence[Point]) -> tuple[float, float]:
-    """Fit saved = c / targets per parameter by least squares; return c and the residual deviation."""
+    """Fit saved = saves - fade · ln(targets per parameter / 20) by least squares; return saves and fade."""
     per, saved = (np.array([getattr(p, name) for p in chosen]) for name in ("targets", "saved"))
-    saves = (saved / per).sum() / (1 / per**2).sum()
-    return float(saves), float(np.sqrt(((saved - saves / per) ** 2).sum() / (len(per) - 1)))
+    slope, saves = np.polyfit(np.log(per / 20), saved, 1)
+    return float(saves), -float(slope)
 
 
 def draw(path: Path) -> None:
@@ -204,12 +205,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     chosen = for_the_law(found)
     if len(chosen) > 1:
-        saves, deviation = fit(chosen)
-        print(f"text: saved = {saves:.2f} / tokens a parameter, deviation {deviation:.3f}")
+        saves, fade = fit(chosen)
+        print(f"text: saved = {saves:.3f} - {fade:.3f} ln(tokens a parameter / 20)")
     for left in chosen if len(chosen) > 2 else ():
-        saves, _ = fit([p for p in chosen if p is not left])
-        predicted = 100 * saves / left.targets
-        print(f"without {gpt.peta(left.budget)}: {saves:.2f} / tokens, predicts {predicted:.1f} %")
+        saves, fade = fit([p for p in chosen if p is not left])
+        predicted = 100 * (saves - fade * np.log(left.targets / 20))
+        print(f"without {gpt.peta(left.budget)}: predicts {predicted:.1f} % there")
 
 
 if __name__ == "__main__":

@@ -114,7 +114,9 @@ def test_every_order_is_that_of_its_description(order: str, became: str) -> None
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(("order", "kept"), [("interleaved", (0, 2)), ("stacked", (0, 1)), ("middle", (0, 2))])
+@pytest.mark.parametrize(
+    ("order", "kept"), [("interleaved", (0, 2)), ("stacked", (0, 1)), ("middle", (0, 2))]
+)
 def test_skipped_blocks_train_as_if_they_were_not_there(name: str, order: Any, kept: tuple[int, ...]) -> None:
     model, reference = make(), make()
     reference[1] = nn.Sequential(*(reference[1][k] for k in kept))  # type: ignore[index]

@@ -81,7 +81,7 @@ class Progressive:
         grow_at: the fractions of `total_steps` after which the model grows; the last growth makes it whole,
             and each multiplies the active blocks by the same factor
         order: middle copies repeat all blocks but the first and the last as a span, stacked ones all blocks;
-            interleaved ones stand behind their sources, and middle ones too where fewer than three blocks train
+            interleaved ones stand behind their sources, and so do middle ones of fewer than three blocks
         example: what `model` is called with, a tuple of arguments, a dict of keyword arguments, or a function
             of the model that runs it; without it the first forward pass shows what blocks return
         also: one or several models of the same structure that follow, such as an average of the weights
@@ -129,8 +129,8 @@ class Progressive:
         sizes = [[max(1, round(share * len(each))) for share in shares] for each in self.lists]
         self._orders = [order_for(order, own[0]) for own in sizes]
         self._stages = [
-            choose_active(len(each), *own)
-            for each, *own in zip(self.lists, sizes, self._orders, strict=True)
+            choose_active(len(each), own, its_order)
+            for each, own, its_order in zip(self.lists, sizes, self._orders, strict=True)
         ]
         if all(len(stages[0]) == len(stages[-1]) for stages in self._stages):
             raise UserError(

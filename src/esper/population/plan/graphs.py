@@ -38,8 +38,8 @@ from esper.utils.graphs import GraphPool, TensorGraph
 
 MAX_GRAPHS = 24
 MAX_MEMORY = 0.5  # graphs are dropped when this process holds more of the GPU's memory than this share
-# Elements of a group's weights from which its parts are updated by themselves on a GPU, so that no kernel puts
-# the gradients of all groups together: at four blocks of 64 perceptrons of 384 that took 0.3 of 8.8 ms.
+# Elements of a group's weights from which its parts are updated by themselves on a GPU, so that no kernel
+# puts the gradients of all groups together: at four blocks of 64 perceptrons of 384 it took 0.3 of 8.8 ms.
 LARGE_GROUP = 2**24
 WASTE = 1.25  # a bucket may cost this many times what one with a margin would,
 SPARE_GROUPS = 10  # and so many launches more; without them, 12 members need new graphs in every epoch
