@@ -224,7 +224,9 @@ class Arm:
     rate: float
     start: int = 0  # active layers at first; 0: all
     grow_at: tuple[float, ...] = ()  # fractions of the compute
-    order: str = "interleaved"  # of ORDERS; halved; or zeroed: new layers are fresh and add nothing at first
+    # Of ORDERS; halved; zeroed: new layers are fresh and add nothing at first; or alternating: no copies, the
+    # first and the last layer train at first, and with them a share of the others that changes at every step.
+    order: str = "interleaved"
     tied: float | None = None  # fraction of the steps until which new layers share the weights of old ones
     equal_steps: bool = False  # as many steps as without growth, so fewer FLOPs; grow_at is of the steps
     seed: int = 0
@@ -385,7 +387,11 @@ def train(arm: Arm, task: Task, device: str, test: bool = False, bfloat16: bool 
             example=example,
         )
     bfloat16 |= device != "cpu"
-    update = TrainingStep(model, optimizers, device, bfloat16)
+    subsets = alternating_subsets(arm.start, arm.depth) if arm.order == "alternating" else [[]]
+    updates = [TrainingStep(model, optimizers, device, bfloat16) for _ in subsets]
+    update = updates[-1]
+    for each in updates:  # the last one was given to the optimizers, and is compiled
+        each.rate, each.forward = update.rate, update.forward
     data, batch = task.train.to(device), arm.batch or family.batch
     take = augmented(data, batch, arm.seed) if family.images else batches(data, batch, family.text, arm.seed)
     validation = task.validation.subset(torch.arange(min(family.validation, len(task.validation)))).to(device)
@@ -395,9 +401,16 @@ def train(arm: Arm, task: Task, device: str, test: bool = False, bfloat16: bool 
     whole = sum(per_step)
     every = max(1, total // 10)
     for step, cost in enumerate(per_step):
-        update(take(), arm.rate * rate_share(spent / whole, arm.warmup))
+        turn = step % len(subsets) if step < steps[0] else -1
+        if len(subsets) > 1 and step < steps[0]:
+            grower.lists[0].activate(subsets[turn])
+        updates[turn](take(), arm.rate * rate_share(spent / whole, arm.warmup))
         spent += cost
-        if grower is not None:
+        if len(subsets) > 1:
+            if step + 1 == steps[0]:  # without copies: all layers have trained
+                grower.set_stage(1)
+                update.reset()
+        elif grower is not None:
             before = [each.active for each in grower.lists]
             if grower.step():
                 if arm.order == "zeroed":
@@ -436,6 +449,12 @@ def train(arm: Arm, task: Task, device: str, test: bool = False, bfloat16: bool 
         "gpu": torch.cuda.get_device_name() if device != "cpu" else platform.machine(),
         "curve": curve,
     }
+
+
+def alternating_subsets(start: int, depth: int) -> list[list[int]]:
+    """Split the layers between the first and the last into sets that train in turn, `start` layers at a time."""
+    turns = max(1, (depth - 2) // max(1, start - 2))
+    return [[0, *range(1 + turn, depth - 1, turns), depth - 1] for turn in range(turns)]
 
 
 @torch.no_grad()

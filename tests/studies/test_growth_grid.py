@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from esper.growing.blocks import find_blocks
 from esper.growing.progressive import Progressive
 from esper.tasks import load_task
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
@@ -22,6 +23,7 @@ from studies.growth_grid import (
     Arm,
     TrainingStep,
     adamw,
+    alternating_subsets,
     finals,
     halve_outputs,
     make_gpt,
@@ -121,6 +123,28 @@ def test_controls_train_for_the_budget(control: dict[str, Any], monkeypatch: pyt
     assert control.get("order", "interleaved") in result["name"]
     assert ("Muon" in result["name"]) == ("muon" in control)
     assert ("tied" in result["name"]) == ("tied" in control)
+
+
+def test_layers_that_alternate_all_train_before_the_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert alternating_subsets(5, 8) == [[0, 1, 3, 5, 7], [0, 2, 4, 6, 7]]
+    assert alternating_subsets(4, 8) == [[0, 1, 4, 7], [0, 2, 5, 7], [0, 3, 6, 7]]
+    monkeypatch.setitem(FAMILIES, "tiny", replace(FAMILIES["resmlp"], depth=8, width=8, validation=200))
+    ran: list[tuple[int, ...]] = []
+    step = TrainingStep.__call__
+
+    def seen(self: TrainingStep, batch: Any, rate: float) -> None:
+        (blocks,) = (each.blocks for each in find_blocks(self.model))
+        ran.append(tuple(k for k, block in enumerate(blocks) if "forward" not in vars(block)))
+        step(self, batch, rate)
+
+    monkeypatch.setattr(TrainingStep, "__call__", seen)
+    arm = Arm("tiny", 4e6, 8, 8, 0.02, start=5, grow_at=(0.5,), order="alternating", batch=16)
+    result = train(arm, load_task("letter"), "cpu")
+    first = result["steps"][0]
+    assert ran[:3] == [(0, 1, 3, 5, 7), (0, 2, 4, 6, 7), (0, 1, 3, 5, 7)]
+    assert len(set(ran[:first])) == 2
+    assert set(ran[first:]) == {tuple(range(8))}
+    assert result["flops"] == pytest.approx(4e6, rel=0.05)
 
 
 def test_a_cpu_multiplies_in_bfloat16_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
