@@ -43,7 +43,7 @@ from esper.utils.statistics import paired_interval
 from studies import command_line, gpt
 
 DECAY = 0.4  # of the compute
-EQUAL_STEPS_AT = 0.36  # of the steps: saves 18 % of the FLOPs, about what growth saves at equal loss
+EQUAL_STEPS_AT = 0.36  # of the steps: saves 18 % of the FLOPs, what copies of the middle save at equal loss
 OUTPUTS = {"proj", "down"}  # layers that add to the residual stream
 SHIFT = 4  # pixels by which training images are shifted at most
 
@@ -227,7 +227,9 @@ class Arm:
     # Of ORDERS; halved; zeroed: new layers are fresh and add nothing at first; or alternating: no copies, the
     # first and the last layer train at first, and with them a share of the others that changes at every step.
     order: str = "interleaved"
-    tied: float | None = None  # fraction of the steps until which new layers share the weights of old ones
+    tied: float | None = (
+        None  # fraction of the steps until which interleaved layers share weights with theirs
+    )
     equal_steps: bool = False  # as many steps as without growth, so fewer FLOPs; grow_at is of the steps
     seed: int = 0
     warmup: float = 0.02  # of the compute
@@ -410,6 +412,7 @@ def train(arm: Arm, task: Task, device: str, test: bool = False, bfloat16: bool 
             if step + 1 == steps[0]:  # without copies: all layers have trained
                 grower.set_stage(1)
                 update.reset()
+                update.compiling += sum(each.compiling for each in updates[:-1])
         elif grower is not None:
             before = [each.active for each in grower.lists]
             if grower.step():
@@ -452,8 +455,10 @@ def train(arm: Arm, task: Task, device: str, test: bool = False, bfloat16: bool 
 
 
 def alternating_subsets(start: int, depth: int) -> list[list[int]]:
-    """Split the layers between the first and the last into sets that train in turn, `start` layers at a time."""
-    turns = max(1, (depth - 2) // max(1, start - 2))
+    """Split the layers between the first and the last, and return sets of `start` with these two in each."""
+    if start < 3 or start == depth or (depth - 2) % (start - 2):
+        raise UserError(f"{depth - 2} layers in the middle are no several sets of {start - 2}")
+    turns = (depth - 2) // (start - 2)
     return [[0, *range(1 + turn, depth - 1, turns), depth - 1] for turn in range(turns)]
 
 

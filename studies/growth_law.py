@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 
 from esper.growing.estimate import TOKENS, count_parameters
+from esper.growing.progressive import ORDERS
 from studies import command_line, gpt, growth_grid
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("h200", "6p-h200", "pilot-h200", "retuned-h200", "alone-h200", "middle-h200", "images-h200", "letter")
-FILES = [RESULTS / f"growth_grid-{name}.jsonl" for name in NAMES]
+GPUS = ("h200", "6p-h200", "pilot-h200", "retuned-h200", "alone-h200", "middle-h200", "images-h200")
+FILES = [RESULTS / f"growth_grid-{name}.jsonl" for name in (*GPUS, "letter")]
 ENOUGH = 3  # seeds: where an arm of a network has them, arms with fewer are not its best by luck
 LABELS = {"whole": "8 layers", "half": "4 layers", "grown": "4 layers that become 8"}
 STYLES = {"whole": ("s--", "C0"), "half": ("^:", "C1"), "grown": ("o-", "C2")}
@@ -49,7 +50,8 @@ class Point:
 def kind_of(run: Mapping[str, Any]) -> str:
     """Tell whole, half-size and grown networks; what is none of them is "other"."""
     if run["start"]:
-        return "grown" if 2 * run["start"] == run["depth"] and not run.get("equal_steps") else "other"
+        copies = run.get("order", "interleaved") in ORDERS and not run.get("equal_steps")
+        return "grown" if 2 * run["start"] == run["depth"] and copies else "other"
     whole = growth_grid.FAMILIES[run.get("family", "gpt")].depth
     return {whole: "whole", whole // 2: "half"}.get(run["depth"], "other")
 
@@ -57,8 +59,8 @@ def kind_of(run: Mapping[str, Any]) -> str:
 def best_losses(paths: Sequence[Path] = FILES) -> dict[tuple[str, int], dict[float, dict[str, float]]]:
     """Return the least mean validation loss of whole, half-size and grown networks by budget.
 
-    A family is told apart by name and width. Only growth from half of the blocks counts. Arms with ENOUGH
-    seeds go before those with fewer.
+    A family is told apart by name and width. Only growth from half of the blocks counts. Arms in the order
+    that is the default go before others, and then arms with ENOUGH seeds before those with fewer.
     """
     runs: dict[tuple[str, int, float, str, str, float], list[float]] = defaultdict(list)
     for line in (line for path in paths for line in path.read_text().splitlines()):
@@ -74,8 +76,8 @@ def best_losses(paths: Sequence[Path] = FILES) -> dict[tuple[str, int], dict[flo
 
 def _rank(arm: Sequence[Any], losses: Sequence[float]) -> tuple[bool, bool, float]:
     """Order arms so that the best is the last one."""
-    loss = float(np.mean(losses))
-    return "middle" in arm[4], len(losses) >= ENOUGH, -loss if np.isfinite(loss) else -np.inf
+    name, loss = arm[4], float(np.mean(losses))
+    return "middle" in name, len(losses) >= ENOUGH, -loss if np.isfinite(loss) else -np.inf
 
 
 def targets_per_parameter(family: str, width: int, budget: float) -> float:
@@ -143,7 +145,7 @@ def draw(path: Path) -> None:
     saved = 100 * np.array([TOKENS.saved(t) for t in tokens])
     right.plot(tokens, saved, color="C2")
     right.fill_between(
-        tokens, saved - 200 * TOKENS.deviation, saved + 200 * TOKENS.deviation, alpha=0.15, color="C2"
+        tokens, saved - 100 * TOKENS.margin, saved + 100 * TOKENS.margin, alpha=0.15, color="C2"
     )
     right.axvspan(3.0, TOKENS.smaller_below, color="0.92", zorder=0)
     right.text(3.2, -18, "4 layers are\nthe better choice", va="bottom")

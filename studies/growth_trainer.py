@@ -155,7 +155,8 @@ def train(
     model = make_model(arm.depth, arm.width, context)
     grower = None
     if arm.start:
-        grower = esper.TransformersProgressive(start=arm.start / arm.depth, grow_at=steps[0] / total)
+        times = {"start": arm.start / arm.depth, "grow_at": steps[0] / total}
+        grower = esper.TransformersProgressive(order="interleaved", **times)  # that of the committed results
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder, max_steps=total, per_device_train_batch_size=arm.batch,

@@ -107,7 +107,8 @@ def train(arm: Arm, data: tuple[Split, Split, int], device: str, size: Size = NA
     optimizer = torch.optim.AdamW(decay_groups(model, 0.1), lr=arm.rate, betas=(0.9, 0.99), fused=True)
     grower = None
     if arm.grow_at:
-        grower = Progressive(model, optimizer, arm.steps, grow_at=arm.grow_at, example=(sample.to(device),))
+        options = {"grow_at": arm.grow_at, "example": (sample.to(device),)}
+        grower = Progressive(model, optimizer, arm.steps, order="interleaved", **options)  # as committed
         model.train()
     update = TrainingStep(model, [optimizer], device, bfloat16=device != "cpu")
     take = batches(training, size.batch, True, arm.seed)

@@ -142,7 +142,7 @@ def test_without_an_example_the_first_pass_shows_a_chain(run: Any) -> None:
     for _ in range(2):
         model(ROWS).sum().backward()
     trained = [block[0].weight.grad is not None for block in model.blocks]  # type: ignore[index, union-attr]
-    assert trained == [True, True, False, False, False, True]
+    assert trained == [True, False] * 3
     assert not grower.step()
 
 
@@ -179,7 +179,7 @@ def test_blocks_that_run_although_they_are_skipped_are_found(kind: Any) -> None:
     grower = Progressive(model, optimizer, 10)
     model(ROWS).square().mean().backward()
     optimizer.step()
-    with pytest.raises(UserError, match=r"blocks\.2 was trained although it is to be skipped"):
+    with pytest.raises(UserError, match=r"blocks\.1 was trained although it is to be skipped"):
         grower.step()
     assert grower.active == grower.blocks
 

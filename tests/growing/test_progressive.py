@@ -28,8 +28,8 @@ from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
 
 import esper
-from esper.growing import live
-from esper.growing.blocks import choose_active, copy_sources, drop_nested, find_blocks, order_for
+from esper.growing import live, progressive
+from esper.growing.blocks import choose_active, copy_sources, drop_nested, find_blocks, resolve_order
 from esper.growing.estimate import Law
 from esper.growing.progressive import ORDERS, Progressive, copy_block
 from esper.utils.errors import UserError
@@ -94,7 +94,7 @@ def test_blocks_are_like_neighbours_and_the_outermost() -> None:
 @given(st.integers(1, 12), st.data(), st.sampled_from(ORDERS))
 def test_every_set_of_active_blocks_holds_the_one_before(count: int, data: st.DataObject, order: str) -> None:
     sizes = sorted(data.draw(st.lists(st.integers(1, count), min_size=1, max_size=3)))
-    sets = choose_active(count, [*sizes, count], order_for(order, sizes[0]))
+    sets = choose_active(count, [*sizes, count], resolve_order(order, sizes[0]))
     assert [len(chosen) for chosen in sets] == [*sizes, count]
     assert all(chosen == sorted(set(chosen)) and chosen[0] == 0 for chosen in sets)
     assert all(set(a) <= set(b) for a, b in pairwise(sets))
@@ -271,6 +271,21 @@ def test_a_state_of_another_model_or_schedule_is_refused(options: dict[str, Any]
     grower, other = (begin(**{"blocks": 8, **given})[2] for given in ({}, options))
     with pytest.raises(UserError, match="another model or schedule"):
         grower.load_state_dict(other.state_dict())
+
+
+def test_a_state_of_the_order_of_earlier_versions_goes_on_in_that_order() -> None:
+    model, optimizer, earlier = begin(8, order="interleaved")
+    run(model, optimizer, earlier, 2)
+    state = earlier.state_dict()
+    oldest = {name: value for name, value in state.items() if name != "stages"}  # before 0.2.5
+    for saved in (state, oldest):
+        with pytest.raises(UserError, match=r"order='interleaved' if it was saved before version 0\.5"):
+            begin(8)[2].load_state_dict(saved)
+        begin(8, order="interleaved")[2].load_state_dict(saved)
+    run(model, optimizer, earlier, 2)
+    grower = begin(8)[2]
+    grower.load_state_dict(earlier.state_dict())  # all blocks are active, in any order
+    assert grower.whole
 
 
 def test_what_is_no_state_is_refused_but_for_older_ones_that_lack_a_key() -> None:
@@ -1142,6 +1157,23 @@ def test_metrics_of_a_growth_reach_tensorboard(tmp_path: Any) -> None:
     assert [point.step for point in curves.Scalars("accuracy_mean")] == [1, 2, 3, 4, 5, 6]
     with pytest.raises(UserError, match="no folder is given"):
         esper.grow(make(8), DATA, sinks=["tensorboard"])
+
+
+@pytest.mark.usefixtures("no_report", "few_steps")
+def test_a_run_whose_blocks_were_left_out_in_another_order_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As versions before 0.5 began: other blocks would train, and copies overwrite them."""
+
+    def interrupt(numbers: dict[str, Any]) -> None:
+        signal.raise_signal(signal.SIGINT)  # after the first epoch; it grows in the second
+
+    asked = {**STEPS, "out": tmp_path / "run"}
+    with monkeypatch.context() as patched:
+        patched.setattr(progressive, "resolve_order", lambda order, first_size: "interleaved")
+        esper.grow(make(8), DATA, on_epoch=interrupt, **asked)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="with an earlier version of esper, which left out other blocks"):
+        esper.grow(make(8), DATA, resume=True, **asked)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("no_report", "few_steps")

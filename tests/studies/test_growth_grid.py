@@ -128,6 +128,9 @@ def test_controls_train_for_the_budget(control: dict[str, Any], monkeypatch: pyt
 def test_layers_that_alternate_all_train_before_the_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     assert alternating_subsets(5, 8) == [[0, 1, 3, 5, 7], [0, 2, 4, 6, 7]]
     assert alternating_subsets(4, 8) == [[0, 1, 4, 7], [0, 2, 5, 7], [0, 3, 6, 7]]
+    for start, depth in ((6, 8), (8, 8), (2, 8), (5, 12)):
+        with pytest.raises(UserError, match="no several sets"):
+            alternating_subsets(start, depth)
     monkeypatch.setitem(FAMILIES, "tiny", replace(FAMILIES["resmlp"], depth=8, width=8, validation=200))
     ran: list[tuple[int, ...]] = []
     step = TrainingStep.__call__

@@ -545,6 +545,7 @@ class LivePopulation:
         named = {"births": self.births, "folds": folds}
         if self.progressive is not None:
             named["stage"] = torch.tensor(self.progressive.stage)
+            named["active"] = self.progressive.active_flags()
         for k, slot in enumerate(self.slots):
             if slot.seed is not None:
                 named[f"slot.{k}.seed"] = torch.tensor([slot.blueprint, slot.folds_before])
@@ -577,6 +578,14 @@ class LivePopulation:
         self.births = saved["births"].clone()
         if self.progressive is not None:  # steps still count as done, so that a late stage comes at once
             self.progressive.set_stage(int(saved["stage"]))
+            # Runs of versions before 0.5, whose copies stood behind their sources, saved no active blocks.
+            if not self.progressive.whole and not torch.equal(
+                saved.get("active", torch.empty(0)), self.progressive.active_flags()
+            ):
+                raise UserError(
+                    "this run began to grow into the model with an earlier version of esper, which left out "
+                    "other blocks; finish it with that version"
+                )
         seeds = {k: saved[f"slot.{k}.seed"] for k in range(self.num_slots) if f"slot.{k}.seed" in saved}
         self._rebuild(saved["folds"].tolist(), {k: tuple(code.tolist()) for k, code in seeds.items()})
         for name, value in self._module_tensors().items():

@@ -36,14 +36,14 @@ from esper.growing.blocks import (
     drop_nested,
     find_blocks,
     keep_skippable,
-    order_for,
+    resolve_order,
     same_blocks,
 )
 from esper.utils.errors import UserError, with_place
 
-# Of the steps. Where plain training takes as many steps, later growth costs less and can end behind it: a GPT
-# at 21 tokens a parameter was level with growth after 13 %, GPT-2 at 22 behind by 0.0065 ± 0.0026 after 36 %.
-# At equal compute later times are better. `esper.estimate` gives both.
+# Of the steps. Where plain training takes as many steps, later growth costs less and can end behind it: with
+# copies behind their sources a GPT at 21 tokens a parameter was level with growth after 13 %, GPT-2 at 22
+# behind by 0.0065 ± 0.0026 after 36 %. At equal compute later times are better. `esper.estimate` gives both.
 GROW_AT = 0.13
 PLAIN_CHECKPOINT = (
     "no progress of growth is saved with this run, and copies would overwrite what it has trained; leave the "
@@ -81,7 +81,7 @@ class Progressive:
         grow_at: the fractions of `total_steps` after which the model grows; the last growth makes it whole,
             and each multiplies the active blocks by the same factor
         order: middle copies repeat all blocks but the first and the last as a span, stacked ones all blocks;
-            interleaved ones stand behind their sources, and so do middle ones of fewer than three blocks
+            interleaved ones stand behind their sources, and so do middle ones of fewer than four blocks
         example: what `model` is called with, a tuple of arguments, a dict of keyword arguments, or a function
             of the model that runs it; without it the first forward pass shows what blocks return
         also: one or several models of the same structure that follow, such as an average of the weights
@@ -127,7 +127,7 @@ class Progressive:
         hops = len(fractions)
         shares = [start ** (1 - hop / hops) for hop in range(hops)] + [1.0]
         sizes = [[max(1, round(share * len(each))) for share in shares] for each in self.lists]
-        self._orders = [order_for(order, own[0]) for own in sizes]
+        self._orders = [resolve_order(order, own[0]) for own in sizes]
         self._stages = [
             choose_active(len(each), own, its_order)
             for each, own, its_order in zip(self.lists, sizes, self._orders, strict=True)
@@ -204,6 +204,11 @@ class Progressive:
         if self._rate_hooks and self.steps_done - self.grown_at >= self.rewarm:
             self._hook_rates()
         return grown
+
+    def active_flags(self) -> Tensor:
+        """Tell which blocks run now, those of all lists.  # [blocks] bool"""
+        flags = [k in each.active for each in self.lists for k in range(len(each))]
+        return torch.tensor(flags, dtype=torch.bool)
 
     @property
     def whole(self) -> bool:
@@ -287,17 +292,24 @@ class Progressive:
             counts = {name: int(state[name]) for name in ("steps_done", "total_steps", "stage", "grown_at")}
             forms = [tuple(None if k is None else int(k) for k in form) for form in state["forms"]]
             buffers = [[str(name) for name in each] for each in state.get("buffers", self._buffers)]
+            lengths = [len(each[-1]) for each in state.get("stages", self._stages)]
         except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
             raise UserError(
                 "the saved progress is not what state_dict() of a Progressive returns; give that"
             ) from error
-        stages = self.state_dict()["stages"]
-        same = state.get("stages", stages) == stages  # those saved before 0.2.5 have none
-        same = same and len(forms) == len(buffers) == len(self.lists) and not state.get("tied")
-        if not same or not 0 <= counts["stage"] <= len(self.grow_steps):
+        own = self.state_dict()["stages"]
+        same = len(forms) == len(buffers) == len(self.lists) and not state.get("tied")
+        same = same and lengths == [len(each) for each in self.lists]
+        same = same and 0 <= counts["stage"] <= len(self.grow_steps)
+        if counts["stage"] < len(self.grow_steps):  # how it began does not matter to a model that is whole
+            # Those saved before 0.2.5 have no stages, and copies that stand behind their sources.
+            same = same and (
+                "middle" not in self._orders if "stages" not in state else state["stages"] == own
+            )
+        if not same:
             raise UserError(
                 "the saved progress is of another model or schedule; give the same model, start, order and "
-                "number of times in grow_at"
+                "number of times in grow_at (order='interleaved' if it was saved before version 0.5)"
             )
         if counts["total_steps"] != self.total_steps and counts["stage"] < len(self.grow_steps):
             warnings.warn(
