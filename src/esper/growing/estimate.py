@@ -63,14 +63,12 @@ class Law:
         return best if equal_compute else min(best, 2 * certain)  # half of the blocks cost half
 
 
-# A GPT of 8 layers at 4, 6 and 12 PFLOP, any two of which predict the third within 0.02. On English text
-# the same GPT gained 0.0027 of loss, which would be 0.06 of the FLOPs on the curve of source code: hence
-# the margin. The best of the times that were tried, with copies behind their sources, is 0.3 of the compute
-# at 14 tokens a parameter and 0.12 at 43: about the same amount. Half of the depth was ahead at 3.6 tokens,
-# with those copies, and behind at 14.2. With them, too, a GPT of 0.2 million parameters was behind half of
-# its depth at 20 tokens and ahead at 60, one of 13 million at 14 tokens and one of 21 million at 20 were
-# level (three runs each), one of 6 million was level with Muon, and a Llama of 1.2 million was 0.03 behind
-# at one of two rates. A Llama of 6 million with copies of the middle was level at the better one of two.
+# A GPT of 8 layers at 4, 6 and 12 PFLOP, any two of which predict the third within 0.02. On English the
+# same GPT gained 0.0027 of loss, which would be 0.06 of the FLOPs on the curve of source code: hence the
+# margin. The rest was measured with copies behind their sources: the best time is 0.3 of the compute at 14
+# tokens a parameter and 0.12 at 43, about the same amount; half of the depth is ahead at 3.6 tokens; 0.2
+# million parameters were behind half of the depth at 20 tokens, 13 and 21 million level, and so was Muon; a
+# Llama was far behind at one of two rates.
 TOKENS = Law(
     "tokens",
     saves=0.176,

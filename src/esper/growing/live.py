@@ -579,12 +579,10 @@ class LivePopulation:
         if self.progressive is not None:  # steps still count as done, so that a late stage comes at once
             self.progressive.set_stage(int(saved["stage"]))
             # Runs of versions before 0.5, whose copies stood behind their sources, saved no active blocks.
-            if not self.progressive.whole and not torch.equal(
-                saved.get("active", torch.empty(0)), self.progressive.active_flags()
-            ):
+            active = saved.get("active", torch.empty(0))
+            if not self.progressive.whole and not torch.equal(active, self.progressive.active_flags()):
                 raise UserError(
-                    "this run began to grow into the model with an earlier version of esper, which left out "
-                    "other blocks; finish it with that version"
+                    "this run began with esper before 0.5, which skipped other blocks; finish it with that"
                 )
         seeds = {k: saved[f"slot.{k}.seed"] for k in range(self.num_slots) if f"slot.{k}.seed" in saved}
         self._rebuild(saved["folds"].tolist(), {k: tuple(code.tolist()) for k, code in seeds.items()})

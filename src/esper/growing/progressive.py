@@ -299,8 +299,7 @@ class Progressive:
             ) from error
         own = self.state_dict()["stages"]
         same = len(forms) == len(buffers) == len(self.lists) and not state.get("tied")
-        same = same and lengths == [len(each) for each in self.lists]
-        same = same and 0 <= counts["stage"] <= len(self.grow_steps)
+        same &= lengths == [*map(len, self.lists)] and 0 <= counts["stage"] <= len(self.grow_steps)
         if counts["stage"] < len(self.grow_steps):  # how it began does not matter to a model that is whole
             # Those saved before 0.2.5 have no stages, and copies that stand behind their sources.
             same = same and (

@@ -32,7 +32,7 @@ from esper.population.metrics import (
 )
 from esper.population.network import GroupWeights, RowNetwork
 from esper.population.optimizer import RowWeights, learn_rows
-from esper.population.plan.packing import LAUNCH_COST, Bucket, Group, PackedPlan, Plan, PlanSpec
+from esper.population.plan.packing import LAUNCH_COST, Bucket, PackedPlan, Plan, PlanSpec
 from esper.population.plan.rows import copy_to, to_device
 from esper.utils.graphs import GraphPool, TensorGraph
 
@@ -146,15 +146,11 @@ class TrainEpoch:
         half = workspace.rows("half", lives, width, device, torch.bfloat16) if halved else None
         return [PartBlock(slice(0, lives), [(used, used)], rows, rows.weights, gaps=found, half=half)]
 
-    def _group_width(self, group: Group) -> int:
-        body, gate = self.state.network.columns(group)
-        return body.stop + gate.stop - gate.start
-
     def _has_large_groups(self) -> bool:
         """Whether every group is large, and holds live parts alone whose rows begin at 16 bytes."""
-        widths = [(group.live, self._group_width(group)) for group in self.plan.groups]
-        large = all(live * width >= LARGE_GROUP and width % 8 == 0 for live, width in widths)
-        return large and self.in_order and bool(widths)
+        widths = [sum(c.stop - c.start for c in self.state.network.columns(g)) for g in self.plan.groups]
+        sizes = [group.live * width for group, width in zip(self.plan.groups, widths, strict=True)]
+        return self.in_order and min(sizes, default=0) >= LARGE_GROUP and all(w % 8 == 0 for w in widths)
 
     def _group_blocks(self, workspace: Workspace, halved: bool) -> list[PartBlock]:
         """Return a block for each group, as wide as its form: the widest form would mostly move zeros."""
