@@ -287,7 +287,7 @@ def arms_that_may_grow(arms: Mapping[str, Arm], spec: EnvironmentSpec) -> tuple[
             allowed[name] = Fixed()
             remarks.append(
                 f"{name} does not act here, because it is outside the conditions that it was trained in: "
-                f"{' and '.join(found)}; --force lets it act all the same"
+                f"{', '.join(found)}; shipped ones act with --preset compute (rates: demo), all with --force"
             )
     return allowed, remarks
 
