@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import prod
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
-from esper.lifecycle.actions import Blueprint, Style, selectable_blueprints
+from esper.lifecycle.actions import Blend, Blueprint, Style, selectable_blueprints
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.blocks import (
@@ -223,6 +224,16 @@ class Grown(NamedTuple):
     loss: torch.Tensor  # [N]
 
 
+def loud_host(preset: str, shape: tuple[int, ...], **options: int) -> Host:
+    made = build_host(preset, shape, 10, **options)
+    # Behind embeddings of std 0.02 noise as of TF32 grows to 6e-3 in 24 steps, of std 0.5 to 4e-6.
+    for module in made.modules():
+        if isinstance(module, TokenEmbedding):
+            module.tokens.weight.data.mul_(25.0)
+            module.positions.data.mul_(25.0)
+    return made
+
+
 def grown(host: str, device: str, precision: str, batches: int) -> Grown:
     """Two epochs, every seed folded in where it does not fade out, new seeds, two more epochs."""
     preset, shape, world, options = HOSTS[host]
@@ -238,16 +249,9 @@ def grown(host: str, device: str, precision: str, batches: int) -> Grown:
         folds=1,
     )
 
-    def make_host() -> Host:
-        made = build_host(preset, shape, classes, **options)
-        # Behind embeddings of std 0.02 noise as of TF32 grows to 6e-3 in 24 steps, of std 0.5 to 4e-6.
-        for module in made.modules():
-            if isinstance(module, TokenEmbedding):
-                module.tokens.weight.data.mul_(25.0)
-                module.positions.data.mul_(25.0)
-        return made
-
-    population = Population(make_host, config, torch.arange(len(pairs)), device=device)
+    population = Population(
+        lambda: loud_host(preset, shape, **options), config, torch.arange(len(pairs)), device=device
+    )
     population._graphs.possible &= batches > 1
     dice = torch.Generator().manual_seed(1)
     inputs = torch.randn(64, *shape, generator=dice)
@@ -280,6 +284,39 @@ def test_epochs_of_fused_rows_are_epochs_of_plain_rows(
     used = plain.parts.first != 0  # the rest of a row is noise
     assert relative_error(fused.parts.weights.cpu()[used], plain.parts.weights[used].double()) < tolerance
     assert torch.equal(fused.parts.steps.cpu(), plain.parts.steps)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 3e-3), ("bfloat16", 5e-2)])
+@pytest.mark.parametrize("preset", ["gpt", "resmlp"])
+def test_large_groups_that_learn_by_themselves_learn_what_plain_rows_learn(
+    preset: str, precision: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.population.plan.graphs.LARGE_GROUP", 1)
+    monkeypatch.setattr("esper.population.plan.graphs.LONG_ROWS", 1)
+    shape, options = ((16,), {"heads": 2, "expansion": 2}) if preset == "gpt" else ((6,), {"hidden": 16})
+    dice = torch.Generator().manual_seed(1)
+    inputs = torch.randn(64, *shape, generator=dice)
+    targets = torch.randint(0, 10, (64, *shape) if preset == "gpt" else (64,), generator=dice)
+    tokens = torch.randint(0, 10, (64, *shape), generator=dice)
+    trained = []
+    for device, kind in (("cpu", "float32"), ("cuda", precision)):
+        config = PopulationConfig(batch_size=8, batches_per_epoch=6, precision=kind, optimizer="sgd")  # type: ignore[arg-type]
+        population = Population(
+            lambda: loud_host(preset, shape, width=8, depth=2, **options),
+            config,
+            torch.arange(5),
+            device=device,
+        )
+        data = shared_data(tokens if preset == "gpt" else inputs, targets, 5).to(device)
+        states = SlotStates.empty(5, population.num_slots).to(population.device)
+        for epoch in range(3):
+            population.train_epoch(states, data, Clock(0, epoch, 3))
+        trained.append(population)
+    plain, fused = trained
+    assert fused._graphs._graphs[-1].run.by_group
+    assert relative_error(fused.hosts.weights.cpu(), plain.hosts.weights.double()) < tolerance
+    used = plain.parts.first != 0  # the rest of a row is noise
+    assert relative_error(fused.parts.weights.cpu()[used], plain.parts.weights[used].double()) < tolerance
 
 
 BRANCHES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
@@ -397,3 +434,57 @@ def test_row_filters_are_the_filters_and_their_gradient(
     limit = 2e-6 if dtype is torch.float32 else 5e-3
     assert relative_error(taps, truth) < limit
     assert relative_error(grad, true_grad) < limit
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("inner", "pooled"),
+    [
+        ((5, 8, 8, 12), True),
+        ((2, 64, 48, 6), True),
+        ((3, 21, 16), True),
+        ((3, 21, 16), False),
+        ((33, 48), False),
+    ],
+)
+def test_blended_outputs_are_those_of_every_blend(
+    inner: tuple[int, ...], pooled: bool, gated: bool, dtype: torch.dtype
+) -> None:
+    """Rows with and without entries, forking rows, and all gradients, against float64."""
+    from esper.population import kernels
+
+    before, after, entries, channels = 4, 7, 5, inner[-1]
+    base = torch.tensor([0, 1, 2, 3, 1, 3, 0], device="cuda")
+    rows = torch.tensor([6, 0, 3, 4, 1], device="cuda")
+    entry = torch.full((after,), -1, device="cuda").scatter(0, rows, torch.arange(entries, device="cuda"))
+    kinds = [Blend.GATE if gated else Blend.ADD, Blend.MULTIPLY, Blend.ADD, Blend.MULTIPLY]
+    blend = torch.tensor([int(kind) for kind in [*kinds, kinds[0]]], device="cuda")
+    alpha = torch.linspace(0.2, 1.0, entries, device="cuda")
+    work = SimpleNamespace(before=before, base=base, rows=rows, entry=entry, alpha=alpha, blend=blend)
+    x, s, h = (torch.randn(n, *inner, device="cuda").to(dtype) for n in (before, entries, entries))
+    gates = torch.randn(entries, channels + 1, device="cuda").to(dtype) if gated else None
+    leaves = [tensor.requires_grad_() for tensor in (x, s, h, gates) if tensor is not None]
+    out = kernels.RowBlend.apply(x, s, h, gates, work, pooled)  # type: ignore[no-untyped-call]
+
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    forks = (torch.arange(after, device="cuda") >= before).view(-1, *[1] * len(inner))
+    continued = exact[0].index_select(0, base)
+    truth = torch.where(forks, continued.detach(), continued)
+    for e, row in enumerate(rows.tolist()):
+        own_s, own_h = exact[1][e], exact[2][e]
+        delta = own_s
+        if blend[e] == Blend.GATE:
+            mean = own_h.mean(dim=list(range(1, own_h.ndim - 1)), keepdim=True) if pooled else own_h
+            weight, bias = exact[3][e, :channels], exact[3][e, channels]
+            delta = torch.sigmoid((mean * weight).sum(-1, keepdim=True) + bias) * own_s
+        elif blend[e] == Blend.MULTIPLY:
+            delta = own_h * torch.tanh(own_s)
+        hot = torch.zeros(after, dtype=torch.float64, device="cuda")
+        hot[row] = alpha[e]
+        truth = truth + hot.view(-1, *[1] * len(inner)) * delta
+    probe = torch.randn_like(truth)
+    found = [out, *torch.autograd.grad(out, leaves, probe.to(dtype))]
+    wanted = [truth, *torch.autograd.grad(truth, exact, probe.to(dtype).double())]
+    limit = 1e-2 if dtype is torch.bfloat16 else 1e-5
+    assert max(relative_error(a, b) for a, b in zip(found, wanted, strict=True)) < limit

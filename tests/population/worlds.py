@@ -139,7 +139,7 @@ def outputs_of(population: Population, states: SlotStates, inputs: Tensor) -> Te
         return population.network.forward(
             plan,
             population.hosts.weights,
-            population.network.gather_groups(plan, population.parts.weights),
+            population.network.gather_parts(plan, population.parts.weights),
             inputs.expand(population.num_members, *inputs.shape),
         )
 

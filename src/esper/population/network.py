@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +29,34 @@ def convolution_method(device: torch.device) -> str:
     return "fused" if device.type == "cuda" and has_triton() else "grouped"
 
 
-class GroupWeights(NamedTuple):
-    """The weights of the entries of a group."""
+class StationWeights(NamedTuple):
+    """The weights of the entries of a station."""
 
-    rows: Tensor  # [G, P] body and gate
-    gate_start: int  # the column where the gate begins
+    groups: Sequence[Tensor]  # of each group: [G, P or more], of which the body uses the first columns
+    gates: Tensor | None  # [E, gate's] of all entries, where an entry has one; else None
+
+
+class _SplitParts(torch.autograd.Function):
+    """Views of the rows of each group, and of the gates of some stations, of all groups together.
+
+    Slices of their own would make zeros for all columns and add to them, for each group and its gate.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, parts: Tensor, sizes: list[int], gates: list[tuple[slice, slice]]
+    ) -> tuple[Tensor, ...]:
+        ctx.sizes, ctx.gates = [*sizes, len(parts) - sum(sizes)], gates
+        *groups, _ = parts.split(ctx.sizes)
+        return *groups, *[parts[entries, columns] for entries, columns in gates]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        groups, rest = grads[: len(ctx.sizes) - 1], ctx.sizes[-1]
+        whole = torch.cat([*groups, groups[0].new_zeros(rest, groups[0].shape[1])])
+        for (entries, columns), grad in zip(ctx.gates, grads[len(groups) :], strict=True):
+            whole[entries, columns] += grad
+        return whole, None, None
 
 
 class RowNetwork:
@@ -152,31 +175,53 @@ class RowNetwork:
 
     # ---- the forward pass ----
 
-    def split_groups(self, plan: Plan, parts: Tensor) -> list[GroupWeights]:
-        """Return the weights of each group; rows behind those of the last are left out.
+    def split_parts(self, plan: Plan, parts: Tensor) -> list[StationWeights]:
+        """Return the weights of each station; rows behind those of the last are left out.
 
         parts [entries or more, part_width]
         """
+        stations, gates = _stations_of(plan), []
+        for station in stations:
+            if Blend.GATE in station.blends:
+                forms = self.slots[station.slot]
+                gate = slice(forms.gate_start, forms.gate_start + forms.gate.layout.total)
+                gates.append((station.span, gate))
         sizes = [group.size for group in plan.groups]
-        *pieces, _ = self.cast(parts).split([*sizes, len(parts) - sum(sizes)])
-        starts = [self.slots[group.slot].gate_start for group in plan.groups]
-        return [GroupWeights(*pair) for pair in zip(pieces, starts, strict=True)]
+        pieces = iter(_SplitParts.apply(self.cast(parts), sizes, gates) if sizes else ())  # type: ignore[no-untyped-call]
+        groups = [[next(pieces) for _ in station.groups] for station in stations]
+        return [
+            StationWeights(own, next(pieces) if Blend.GATE in station.blends else None)
+            for station, own in zip(stations, groups, strict=True)
+        ]
 
-    def gather_groups(self, plan: Plan, parts: Tensor) -> list[GroupWeights]:
-        """Return the weights of each group out of those of all parts.  # parts [all parts, part_width]"""
+    def join_groups(self, plan: Plan, groups: Iterable[Tensor]) -> list[StationWeights]:
+        """Return the weights of each station out of those of each group: [G, body and gate] each."""
+        rows, found = map(self.cast, groups), []
+        for station in _stations_of(plan):
+            own, gates = [next(rows) for _ in station.groups], None
+            if Blend.GATE in station.blends:
+                size = self.slots[station.slot].gate.layout.total
+                pairs = zip(own, station.groups, strict=True)
+                each = [part[:, self.columns(group)[0].stop :] for part, group in pairs]
+                gates = torch.cat([F.pad(gate, (0, size - gate.shape[1])) for gate in each])
+            found.append(StationWeights(own, gates))
+        return found
+
+    def gather_parts(self, plan: Plan, parts: Tensor) -> list[StationWeights]:
+        """Return the weights of each station out of those of all parts.  # parts [all parts, part_width]"""
         index = plan.live.index_select(0, plan.live_index)
         if parts.device.type != "cpu":
-            return self.split_groups(plan, parts[:, : self.used_width(plan)].index_select(0, index))
+            return self.split_parts(plan, parts[:, : self.used_width(plan)].index_select(0, index))
         found = []
         for group, own in zip(plan.groups, index.split([group.size for group in plan.groups]), strict=True):
             pieces = [parts[:, span].index_select(0, own) for span in self.columns(group)]
-            found.append(GroupWeights(self.cast(torch.cat(pieces, dim=1)), pieces[0].shape[1]))
-        return found
+            found.append(torch.cat(pieces, dim=1))
+        return self.join_groups(plan, found)
 
-    def forward(self, plan: Plan, host: Tensor, parts: Sequence[GroupWeights], x: Tensor) -> Tensor:
+    def forward(self, plan: Plan, host: Tensor, parts: Sequence[StationWeights], x: Tensor) -> Tensor:
         """Run the forward pass of training, validation, ablation and shadow rows alike.
 
-        host [R, P]; parts: the weights of each group of the plan; x [own, B, ...]: the members' own inputs,
+        host [R, P]; parts: the weights of each station of the plan; x [own, B, ...]: the members' own inputs,
         other rows start where they fork → [R, B, ...]
         """
         *trunk, head = host.split(self.trunk_sizes, dim=1)
@@ -187,8 +232,7 @@ class RowNetwork:
             beside = None  # the inputs of the blocks that widenings of this slot run beside
             for station in stations:
                 x, beside = self._read_beside(station, x, beside)
-                own = [next(weights) for _ in station.groups]
-                x = self._run_station(station, own, x, beside)
+                x = self._run_station(station, next(weights), x, beside)
         return self._run_segment(-1, head, x)
 
     def cast(self, x: Tensor) -> Tensor:
@@ -217,7 +261,7 @@ class RowNetwork:
         return self._to_channels_first(kept), read
 
     def _run_station(
-        self, station: Station, weights: list[GroupWeights], x: Tensor, beside: Tensor | None
+        self, station: Station, weights: StationWeights, x: Tensor, beside: Tensor | None
     ) -> Tensor:
         """Return the rows behind a station.  # beside [W, B, ...] with channels last"""
         forms = self.slots[station.slot]
@@ -225,7 +269,7 @@ class RowNetwork:
             (group,) = station.groups
             body = forms.body(group.form)
             for start, module in zip(body.starts, body.modules, strict=True):
-                x = module.add_to(weights[0].rows[:, start:], x)
+                x = module.add_to(weights.groups[0][:, start:], x)
             return x
         # h is what each entry reads; a widening reads what the block that it widens was given.
         x, h = self._take_entries(x, station)
@@ -234,7 +278,7 @@ class RowNetwork:
             sizes = [wider.start, beside.shape[0], h.shape[0] - wider.stop]
             first, _, last = self._to_channels_last(h).split(sizes)
             h = self._to_channels_first(torch.cat([first, beside, last]))
-        return self._add_entries(x, self._part_outputs(forms, station, weights, h), station)
+        return self._add_entries(x, self._part_outputs(forms, station, weights, h), h, weights, station)
 
     def _take_entries(self, x: Tensor, station: Station) -> tuple[Tensor, Tensor]:
         """Return the rows that go on, and the activation that each entry reads.
@@ -245,45 +289,42 @@ class RowNetwork:
         kept, h = ReadRows.apply(self._to_channels_last(x), None, station.source, entry)  # type: ignore[no-untyped-call]
         return self._to_channels_first(kept), self._to_channels_first(h)
 
-    def _part_outputs(
-        self, forms: SlotForms, station: Station, weights: list[GroupWeights], h: Tensor
-    ) -> Tensor:
-        """Return what the parts of a station add to the activations h that they read, at full strength.
-
-        Forms run group by group, blends for all entries at once.  # h → [E, B, ...]
-        """
-        sizes = [group.size for group in station.groups]
-        groups = zip(station.groups, weights, self._to_channels_last(h).split(sizes), strict=True)
+    def _part_outputs(self, forms: SlotForms, station: Station, weights: StationWeights, h: Tensor) -> Tensor:
+        """Return what the bodies of a station make of the activations, group by group.  # h → [E, B, ...]"""
+        inputs = _split_rows(self._to_channels_last(h), [group.size for group in station.groups])
         bodies = [
-            partial(forms.body(group.form), own.rows, self._to_channels_first(inputs))
-            for group, own, inputs in groups
+            partial(forms.body(group.form), rows, self._to_channels_first(own))
+            for group, rows, own in zip(station.groups, weights.groups, inputs, strict=True)
         ]
         # The kernels of few entries do not fill a GPU; those of many do, and branches cost memory.
         small = h.numel() <= MOST_BESIDE
-        shared = [h, *[own.rows for own in weights]]
-        outputs = run_beside(bodies, shared) if small else [body() for body in bodies]
-        s = self._to_channels_first(torch.cat([self._to_channels_last(out) for out in outputs]))
+        outputs = run_beside(bodies, [h, *weights.groups]) if small else [body() for body in bodies]
+        return self._to_channels_first(_join_rows([self._to_channels_last(out) for out in outputs]))
+
+    def _add_entries(
+        self, x: Tensor, s: Tensor, h: Tensor, weights: StationWeights, station: Station
+    ) -> Tensor:
+        """Return the rows with alpha · delta added, where s is what the bodies made of h.  # [after, B, ...]
+
+        ADD: delta = s; GATE: gate(h) · s; MULTIPLY: h · tanh(s)
+        """
+        last, gates = self._to_channels_last, weights.gates
         if station.blends <= {Blend.ADD}:
-            return s
-        gate = self._gates(forms, weights, h) if Blend.GATE in station.blends else None
-        # Of the output s and the activation h: ADD gives s, GATE gate · s, MULTIPLY h · tanh(s).
-        delta, per_row = s, (-1, *[1] * (h.ndim - 1))
-        if gate is not None:
-            delta = torch.where((station.blend == Blend.GATE).view(per_row), gate * s, delta)
-        if Blend.MULTIPLY in station.blends:
-            delta = torch.where((station.blend == Blend.MULTIPLY).view(per_row), h * torch.tanh(s), delta)
-        return delta
+            added = AddToRows.apply(last(x), last(s), station)  # type: ignore[no-untyped-call]
+        elif x.is_cuda and has_triton():
+            from esper.population import kernels
 
-    def _gates(self, forms: SlotForms, weights: list[GroupWeights], h: Tensor) -> Tensor:
-        """Return the gate of each entry; that of a group without one is not used.  # h [E, B, ...]"""
-        size = forms.gate.layout.total
-        own = [rows[:, start : start + size] for rows, start in weights]
-        return forms.gate(torch.cat([F.pad(rows, (0, size - rows.shape[1])) for rows in own]), h)
-
-    def _add_entries(self, x: Tensor, delta: Tensor, station: Station) -> Tensor:
-        """Return the rows with alpha · delta added.  # [after, B, ...]"""
-        last = self._to_channels_last
-        added: Tensor = AddToRows.apply(last(x), last(delta), station)  # type: ignore[no-untyped-call]
+            pooled = self.host.spatial_dims > 0
+            added = kernels.RowBlend.apply(last(x), last(s), last(h), gates, station, pooled)  # type: ignore[no-untyped-call]
+        else:
+            delta, per_row = s, (-1, *[1] * (s.ndim - 1))
+            if gates is not None:
+                gated = self.slots[station.slot].gate(gates, h) * s
+                delta = torch.where((station.blend == Blend.GATE).view(per_row), gated, delta)
+            if Blend.MULTIPLY in station.blends:
+                scaled = h * torch.tanh(s)
+                delta = torch.where((station.blend == Blend.MULTIPLY).view(per_row), scaled, delta)
+            added = AddToRows.apply(last(x), last(delta), station)  # type: ignore[no-untyped-call]
         return self._to_channels_first(added)
 
     # On a GPU the channels of images and signals lie last in memory.
@@ -293,6 +334,24 @@ class RowNetwork:
 
     def _to_channels_first(self, x: Tensor) -> Tensor:
         return x.movedim(-1, 2) if self.channels_last else x
+
+
+def _stations_of(plan: Plan) -> list[Station]:
+    return [station for slot in plan.stations for station in slot]
+
+
+def _split_rows(x: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    """Split along the first axis; torch joins what has more than four axes with a copy for each piece."""
+    if x.ndim <= 4 or not x.is_contiguous():
+        return x.split(sizes)
+    return [piece.view(-1, *x.shape[1:]) for piece in x.flatten(1).split(sizes)]
+
+
+def _join_rows(pieces: list[Tensor]) -> Tensor:
+    """Join along the first axis, see `_split_rows`."""
+    if pieces[0].ndim <= 4 or not all(piece.is_contiguous() for piece in pieces):
+        return torch.cat(pieces)
+    return torch.cat([piece.flatten(1) for piece in pieces]).view(-1, *pieces[0].shape[1:])
 
 
 def trunk_of(host: Host) -> list[nn.Module | None]:

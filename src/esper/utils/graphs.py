@@ -59,13 +59,14 @@ def run_beside(calls: Sequence[Callable[[], Tensor]], shared: Sequence[Tensor]) 
     """
     if len(calls) == 1 or not shared[0].is_cuda or not torch.cuda.is_current_stream_capturing():
         return [call() for call in calls]
-    current, streams = torch.cuda.current_stream(), _side_streams(len(calls) - 1)
+    # The first one too: the backward pass would run it behind all others, on the stream that waits for them.
+    current, streams = torch.cuda.current_stream(), _side_streams(len(calls))
     for stream in streams:
         stream.wait_stream(current)
         for tensor in shared:  # whose memory is not given to others before this stream has read it
             tensor.record_stream(stream)
-    results = [calls[0]()]
-    for call, stream in zip(calls[1:], streams, strict=True):
+    results = []
+    for call, stream in zip(calls, streams, strict=True):
         with torch.cuda.stream(stream):
             results.append(call())
         current.wait_stream(stream)

@@ -2,6 +2,7 @@
 
 from esper.population.kernels.attention import RowAttention as RowAttention
 from esper.population.kernels.attention import attention_fits as attention_fits
+from esper.population.kernels.blend import RowBlend as RowBlend
 from esper.population.kernels.convolution import Geometry as Geometry
 from esper.population.kernels.convolution import RowConvolution as RowConvolution
 from esper.population.kernels.filters import RowFilters as RowFilters

@@ -27,7 +27,8 @@ def dense_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-@triton.jit
+# Where these begin in memory follows from the sizes of a plan's groups: not worth a kernel of its own.
+@triton.jit(do_not_specialize_on_alignment=["base_index", "index", "scale"])
 def _gather(  # type: ignore[no-untyped-def]
     base, base_index, source, index, scale, out, L, tiles,
     BASE: tl.constexpr, SCALE: tl.constexpr, BL: tl.constexpr,

@@ -30,7 +30,7 @@ from esper.population.metrics import (
     measure_seeds,
     worth_of_seeds,
 )
-from esper.population.network import GroupWeights, RowNetwork
+from esper.population.network import RowNetwork, StationWeights
 from esper.population.optimizer import RowWeights, learn_rows
 from esper.population.plan.packing import LAUNCH_COST, Bucket, PackedPlan, Plan, PlanSpec
 from esper.population.plan.rows import copy_to, to_device
@@ -43,7 +43,7 @@ MAX_MEMORY = 0.5  # graphs are dropped when this process holds more of the GPU's
 LARGE_GROUP = 2**24
 LONG_ROWS = 2**24  # elements of rows from which their norms are summed in two steps
 WASTE = 1.25  # a bucket may cost this many times what one with a margin would,
-SPARE_GROUPS = 10  # and so many launches more; without them, 12 members need new graphs in every epoch
+SPARE_GROUPS = 20  # and so many launches more: with 10, every third epoch of 12 members needed a new graph
 
 Run = TypeVar("Run")
 Capture = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -131,6 +131,13 @@ class TrainEpoch:
         self.rates = workspace.rows("rates", batches, plan.own, device)
         self.batch = torch.zeros(1, dtype=torch.long, device=device)  # which minibatch of the epoch is next
         self.total_loss = torch.zeros(plan.num_rows, device=device)  # [R]
+        # What follows from the plan alone, see `_begin`.
+        self.is_seed, self.learning = torch.zeros(2, len(plan.live), dtype=torch.bool, device=device)
+        self.place, self.peak = torch.zeros_like(plan.live), torch.zeros(len(plan.live), device=device)
+        self.active = torch.zeros(plan.own, dtype=torch.bool, device=device)
+        slots = plan.seed_of_slot.shape[1]
+        positions = len(state.parts.steps) // (len(state.hosts.steps) * slots)
+        self.table = torch.zeros(plan.own, (positions + 1) * slots, device=device)
         # Functions without arguments over fixed tensors: what a CUDA graph can hold.
         self.begin, self.step, self.finish = map(capture, (self._begin, self._step, self._finish))
 
@@ -181,7 +188,15 @@ class TrainEpoch:
         torch.index_select(rates, 1, self.plan.ids, out=self.rates)
 
     def _begin(self) -> None:
-        """Fetch the weights."""
+        """Fetch the weights, and read from the plan what stays the same for all minibatches."""
+        plan, config, slots = self.plan, self.state.config, self.plan.seed_of_slot.shape[1]
+        torch.ge(plan.live_slot, 0, out=self.is_seed)
+        torch.ne(plan.learning, 0, out=self.learning)
+        torch.ne(plan.active, 0, out=self.active)
+        self.peak.fill_(config.host_lr).masked_fill_(self.is_seed, config.seed_lr)
+        # Each part has a column of its own in a table, so that the order of the sum is always the same.
+        column = plan.live // (len(self.state.hosts.steps) * slots) * slots + plan.live % slots
+        torch.add(column, plan.live_member, alpha=self.table.shape[1], out=self.place)
         self.hosts.fetch(self.state.hosts, self.plan.ids)
         for block in self.blocks:
             for own, columns in block.columns:
@@ -212,7 +227,6 @@ class TrainEpoch:
         inputs, targets = self.data.take(plan.ids, samples)
         losses, host_gradient = self._gradients(inputs, targets)
         self.total_loss.add_(losses)
-        part_rate = self._part_rate(rate)
         norms = torch.linalg.vector_norm(host_gradient, dim=1)
         if plan.live.shape[0]:
             each = [_row_norms(block.gradient, block.rows.weights.dtype) for block in self.blocks]
@@ -221,11 +235,11 @@ class TrainEpoch:
                 own = torch.cat(each)
                 own = F.pad(own, (0, len(plan.live) - len(own)))
             norms, part_norms = self._norms(norms, own)
-            learning = plan.learning.bool()
+            part_rate = rate.index_select(0, plan.live_member) * self.peak
             for block in self.blocks:
-                given = (part_norms[block.lives], part_rate[block.lives], learning[block.lives])
+                given = (part_norms[block.lives], part_rate[block.lives], self.learning[block.lives])
                 learn_rows(block.rows, block.gradient, *given, config, block.gaps, block.half)
-        learn_rows(self.hosts, host_gradient, norms, rate * config.host_lr, plan.active.bool(), config)
+        learn_rows(self.hosts, host_gradient, norms, rate * config.host_lr, self.active, config)
         self.batch.add_(1)
 
     def _norms(self, trunk: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,22 +248,10 @@ class TrainEpoch:
         That of a host is over all that was folded into it. That of a live part is its own if it is a seed,
         that of its host if it was folded in.
         """
-        plan, slots = self.plan, self.plan.seed_of_slot.shape[1]
-        is_seed = plan.live_slot >= 0
-        folded = part.square().masked_fill(is_seed, 0.0)
-        # Each part has a column of its own in a table, so that the order of the sum is always the same.
-        each = self.state.hosts.steps.shape[0] * slots
-        width = (self.state.parts.steps.shape[0] // each + 1) * slots
-        column = plan.live // each * slots + plan.live % slots
-        table = folded.new_zeros(plan.own * width).scatter(0, plan.live_member * width + column, folded)
-        host = (trunk.square() + table.view(plan.own, width).sum(dim=1)).sqrt()
-        return host, torch.where(is_seed, part, host.index_select(0, plan.live_member))
-
-    def _part_rate(self, rate: Tensor) -> Tensor:
-        """Return the learning rate of each live part.  # [n] → [L]"""
-        plan, config = self.plan, self.state.config
-        own = rate.index_select(0, plan.live_member)
-        return own * torch.where(plan.live_slot >= 0, config.seed_lr, config.host_lr)
+        folded = part.square().masked_fill_(self.is_seed, 0.0)
+        self.table.view(-1).zero_().scatter_(0, self.place, folded)
+        host = (trunk.square() + self.table.sum(dim=1)).sqrt()
+        return host, torch.where(self.is_seed, part, host.index_select(0, self.plan.live_member))
 
     def _gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses of all rows [R] and the gradients of the hosts [n, P].
@@ -276,21 +278,20 @@ class TrainEpoch:
             block.gradient = gradient[: len(block.rows.steps)]
         return losses.detach(), host_gradient
 
-    def _used_parts(self) -> tuple[list[Tensor], list[GroupWeights]]:
-        """Return the leaves of the parts, and the weights of each group as functions of them."""
+    def _used_parts(self) -> tuple[list[Tensor], list[StationWeights]]:
+        """Return the leaves of the parts, and the weights of each station as functions of them."""
         plan, network = self.plan, self.state.network
         if not self.by_group:
             (block,) = self.blocks
             rows = block.rows.weights if block.half is None else block.half
             used = rows.detach() if self.in_order else rows.index_select(0, plan.live_index)
-            return [used.requires_grad_()], network.split_groups(plan, used)
+            return [used.requires_grad_()], network.split_parts(plan, used)
         for block in (block for block in self.blocks if len(block.held)):
             live = len(block.rows.steps)
             torch.index_select(block.rows.weights, 0, block.held, out=block.entries[live:])
         each = [block.entries if block.half is None else block.half for block in self.blocks]
         leaves = [entries.detach().requires_grad_() for entries in each]
-        pairs = zip(leaves, self.blocks, strict=True)
-        return leaves, [GroupWeights(network.cast(leaf), block.columns[0][0].stop) for leaf, block in pairs]
+        return leaves, network.join_groups(plan, leaves)
 
 
 def _row_norms(rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -316,7 +317,7 @@ class Validation:
         plan, state, config = self.plan, self.state, self.state.config
         members = plan.ids.index_select(0, plan.members)
         rows = state.hosts.weights.index_select(0, members)
-        parts = state.network.gather_groups(plan, state.parts.weights)
+        parts = state.network.gather_parts(plan, state.parts.weights)
         samples = min(self.data.num_samples, config.validation_samples)
         loss = torch.zeros(plan.num_rows, device=rows.device)
         score = torch.zeros_like(loss)
