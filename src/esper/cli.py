@@ -104,8 +104,7 @@ def _error_message(error: Exception, arguments: Sequence[str]) -> str | None:
     usage = getattr(error, "format_message", None)  # an option or argument that typer refused
     if usage is None:
         return None
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "esper"
+    command = getattr(getattr(error, "ctx", None), "command_path", "esper")
     said = _suggest_setting(error, arguments) or usage().rstrip(".")
     return f"{said}; see '{command} --help'"
 

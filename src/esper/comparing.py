@@ -74,8 +74,7 @@ def run_controller(
 ) -> ControllerRun:
     """Run a controller through one episode, and its networks on the test split.
 
-    With `best_epoch` in the environment's spec every network ends with the weights of its best epoch, and
-    every seed is kept or removed.
+    With `best_epoch` in the spec, networks end with their best weights, and every seed is kept or removed.
     """
     episode = Episode(environment, controller, EVALUATION_EPISODE)
     selection = FinalSelection(environment) if environment.spec.best_epoch else None
@@ -91,11 +90,8 @@ def run_controller(
     record = episode.record()
     test = evaluate_test(environment)
     # Φ = accuracy − rent of the parameters, with the test accuracy in place of the validation accuracy
-    worth = potential(
-        torch.from_numpy(test.accuracy),
-        torch.from_numpy(record.parameter_ratio[-1]).float(),
-        environment.spec.reward,
-    )
+    ratio = torch.from_numpy(record.parameter_ratio[-1]).float()
+    worth = potential(torch.from_numpy(test.accuracy), ratio, environment.spec.reward)
     return ControllerRun(name, record, test, worth.numpy(), record.num_steps)
 
 
@@ -130,15 +126,10 @@ def run_fixed(
         budget / batch, spec.episode.steps, spec.population.batches_per_epoch, validation / batch
     )
     # The budget is converted to steps already, so the clock counts those.
-    episode = {"steps": steps, "clock": "steps", "flops": None}
+    episode = spec.episode.model_copy(update={"steps": steps, "clock": "steps", "flops": None})
     recipe = {"batches_per_epoch": batches, "seed_weights": 1}  # nothing grows: one draw of a seed is enough
-    fresh = GrowthEnvironment(
-        replace(
-            spec,
-            episode=spec.episode.model_copy(update=episode),
-            population=spec.population.model_copy(update=recipe),
-        )
-    )
+    population = spec.population.model_copy(update=recipe)
+    fresh = GrowthEnvironment(replace(spec, episode=episode, population=population))
     run = run_controller(fresh, name, Static(), _count_steps(on_progress, steps))
     step = np.full(environment.num_members, batches * batch + validation)  # [N] FLOPs
     spent = np.arange(steps + 1)[:, None] * step  # [T + 1, N]
@@ -167,8 +158,7 @@ def prepare(
 ) -> tuple[GrowthEnvironment, dict[str, Arm], list[str]]:
     """Build the environment of a comparison, and refuse what cannot run before anything has.
 
-    force: controllers act outside of the conditions that they were trained in, too; without it they are
-    replaced by networks that never grow.
+    force: controllers act outside of their conditions, too; else networks that never grow replace them there.
     Returns the environment, the arms that run, and one sentence for each controller that does not act.
     """
     environment = make_environment(config, own_device(config.device), best_epoch=best_epoch)
@@ -195,12 +185,11 @@ def compare(
     # Controllers first: their FLOPs are the budget of the arms that never change.
     for name, arm in arms.items():
         if not isinstance(arm, Fixed):
-            on_step = _count_steps(advance, environment.steps)
-            runs[name] = run_controller(environment, name, arm, on_step)
+            runs[name] = run_controller(environment, name, arm, _count_steps(advance, environment.steps))
     spec, (batch, validation) = environment.spec, step_costs(environment)
     epoch = spec.population.batches_per_epoch * batch + spec.best_epoch * validation  # FLOPs
-    usual = environment.steps * epoch
-    budget = max((float(run.record.flops.mean()) for run in runs.values()), default=usual)
+    spent = [float(run.record.flops.mean()) for run in runs.values()]
+    budget = max(spent, default=environment.steps * epoch)
     fixed = {name: arm for name, arm in arms.items() if isinstance(arm, Fixed)}
     for name, arm in fixed.items():
         twin = next((n for n, other in fixed.items() if n in runs and other == arm), None)

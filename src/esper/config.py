@@ -30,29 +30,21 @@ class HostConfig(Config):
     """The network that seeds grow in; null keeps the value of the task."""
 
     preset: Literal["cnn", "mlp", "resnet", "resmlp", "gpt"] | None = Field(
-        default=None, description="the kind of network; clones and widenings need one of the last three"
+        None, description="the kind of network; clones and widenings need one of the last three"
     )
-    width: int | None = Field(default=None, ge=1, le=65_536, description="channels or features at every slot")
+    width: int | None = Field(None, ge=1, le=65_536, description="channels or features at every slot")
     depth: int | None = Field(
-        default=None,
-        ge=1,
-        le=1_000,
-        description="segments, each with a slot; resnet: blocks of a stage; gpt: layers",
+        None, ge=1, le=1_000, description="segments, each with a slot; resnet: blocks of a stage; gpt: layers"
     )
     hidden: int | None = Field(
-        default=None,
-        ge=1,
-        le=65_536,
-        description="resnet, resmlp: channels or units between the layers of a block",
+        None, ge=1, le=65_536, description="resnet, resmlp: channels or units between the layers of a block"
     )
-    stages: int | None = Field(default=None, ge=1, le=16, description="resnet: each halves the resolution")
-    kernel: int | None = Field(default=None, ge=1, description="cnn, resnet: width of a convolution")
-    first_stride: int | None = Field(
-        default=None, ge=1, description="cnn, resnet: stride of the first segment"
-    )
-    stride: int | None = Field(default=None, ge=1, description="cnn: stride of the other segments")
-    heads: int | None = Field(default=None, ge=1, description="gpt: attention heads")
-    expansion: int | None = Field(default=None, ge=1, description="gpt: width of the inner layer, in widths")
+    stages: int | None = Field(None, ge=1, le=16, description="resnet: each halves the resolution")
+    kernel: int | None = Field(None, ge=1, description="cnn, resnet: width of a convolution")
+    first_stride: int | None = Field(None, ge=1, description="cnn, resnet: stride of the first segment")
+    stride: int | None = Field(None, ge=1, description="cnn: stride of the other segments")
+    heads: int | None = Field(None, ge=1, description="gpt: attention heads")
+    expansion: int | None = Field(None, ge=1, description="gpt: width of the inner layer, in widths")
 
     def options(self) -> dict[str, int]:
         """Return the options that were set, besides the preset."""
@@ -63,17 +55,13 @@ class TelemetryConfig(Config):
     """What a run writes to its folder and elsewhere."""
 
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field(
-        default=(), description="where metrics go beside the run folder"
+        (), description="where metrics go beside the run folder"
     )
     trajectories: int = Field(
-        default=12,
-        ge=0,
-        description="rounds whose slots of all members stay on disk; older ones are thinned out",
+        12, ge=0, description="rounds whose slots of all members stay on disk; older ones are thinned out"
     )
     checkpoint_every: int = Field(
-        default=10,
-        ge=0,
-        description="rounds between checkpoints of which the newest three stay; 0 keeps none",
+        10, ge=0, description="rounds between checkpoints of which the newest three stay; 0 keeps none"
     )
 
 
@@ -81,52 +69,47 @@ class RunConfig(Config):
     """All settings of a run. On a CPU they decide every bit of its results."""
 
     seed: int = Field(
-        default=0, ge=0, le=LARGEST_SEED, description="every random number derives from it and a member's id"
+        0, ge=0, le=LARGEST_SEED, description="every random number derives from it and a member's id"
     )
-    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     task: str = Field(
-        default="digits",
+        "digits",
         description="the data set: see 'esper tasks', or MODULE:FUNCTION for one of your own; several with a "
         "+ between them take turns in training",
     )
-    task_seed: int = Field(
-        default=0, ge=0, le=LARGEST_SEED, description="seed of the splits, or of generated data"
-    )
-    host: HostConfig = Field(default=HostConfig(), description="the network that seeds grow in")
-    members: int = Field(default=16, ge=1, le=1_000_000, description="networks that train at once")
-    rounds: int = Field(default=20, ge=1, description="episodes of all members, each followed by one update")
+    task_seed: int = Field(0, ge=0, le=LARGEST_SEED, description="seed of the splits, or of generated data")
+    host: HostConfig = Field(HostConfig(), description="the network that seeds grow in")
+    members: int = Field(16, ge=1, le=1_000_000, description="networks that train at once")
+    rounds: int = Field(20, ge=1, description="episodes of all members, each followed by one update")
     # OpenMP crashes where a machine refuses a thread; 256 could be started wherever that was tried.
     threads: int = Field(
-        default=1,
-        ge=0,
-        le=256,
-        description="CPU threads; 1 is best for small populations, 0 leaves it to torch",
+        1, ge=0, le=256, description="CPU threads; 1 is best for small populations, 0 leaves it to torch"
     )
     shards: int | None = Field(
-        default=None,
+        None,
         ge=1,
         le=65_536,
         description="shards that the members are computed in: their number may change the bits of a run, the "
         "number of processes does not; null is one for each process",
     )
-    episode: EpisodeConfig = Field(default=EpisodeConfig(), description="how long an episode is")
+    episode: EpisodeConfig = Field(EpisodeConfig(), description="how long an episode is")
     budgets: tuple[PositiveFloat, ...] = Field(
-        default=(1.0,),
+        (1.0,),
         min_length=1,
         description="multiples of the episode's budget, assigned to the members by their ids",
     )
-    reward: RewardConfig = Field(default=RewardConfig(), description="the reward of the controller")
-    governor: GovernorConfig = Field(default=GovernorConfig(), description="when a member is rolled back")
+    reward: RewardConfig = Field(RewardConfig(), description="the reward of the controller")
+    governor: GovernorConfig = Field(GovernorConfig(), description="when a member is rolled back")
     lifecycle: LifecycleConfig = Field(
-        default=lifecycle_for(EpisodeConfig().steps), description="the rules of growth"
+        lifecycle_for(EpisodeConfig().steps), description="the rules of growth"
     )
-    population: PopulationConfig = Field(default=PopulationConfig(folds=4), description="how members train")
-    policy: TamiyoNetConfig = Field(default=TamiyoNetConfig(), description="the size of the policy network")
-    ppo: PPOConfig = Field(default=PPOConfig(), description="how PPO trains the policy")
+    population: PopulationConfig = Field(PopulationConfig(folds=4), description="how members train")
+    policy: TamiyoNetConfig = Field(TamiyoNetConfig(), description="the size of the policy network")
+    ppo: PPOConfig = Field(PPOConfig(), description="how PPO trains the policy")
     learner: LearnerConfig = Field(
-        default=LearnerConfig(), description="how a controller begins, and what it imitates first"
+        LearnerConfig(), description="how a controller begins, and what it imitates first"
     )
-    telemetry: TelemetryConfig = Field(default=TelemetryConfig(), description="what a run writes")
+    telemetry: TelemetryConfig = Field(TelemetryConfig(), description="what a run writes")
 
 
 def preset_names() -> list[str]:

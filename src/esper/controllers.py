@@ -275,10 +275,7 @@ Arm = Controller | Fixed
 
 
 def arms_that_may_grow(arms: Mapping[str, Arm], spec: EnvironmentSpec) -> tuple[dict[str, Arm], list[str]]:
-    """Replace controllers outside the conditions that they were trained in by networks that never grow.
-
-    Returns the arms, and one sentence for each controller that does not act.
-    """
+    """Replace controllers outside of their conditions by networks that never grow; return remarks on them."""
     allowed, remarks = dict(arms), list[str]()
     for name, arm in arms.items():
         trained = getattr(arm, "conditions", None)  # a user's own controller may have none
@@ -293,10 +290,9 @@ def arms_that_may_grow(arms: Mapping[str, Arm], spec: EnvironmentSpec) -> tuple[
 
 
 def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
-    """Parse 'static,heuristic,fixed:hidden=16,runs/mine'; the first arm is the baseline.
+    """Parse 'static,heuristic,fixed:hidden=16,runs/mine' into arms by name; the first one is the baseline.
 
-    Returns the arms by their names. Raises UserError where nothing is named,
-    something is named twice, or a controller cannot be loaded.
+    Raises UserError where nothing is named, something is named twice, or a controller cannot be loaded.
     """
     named = [part.strip() for part in text.split(",")]
     if not all(named):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from esper.builders import LEARNER, agent_schema, make_trainer
 from esper.config import RunConfig
@@ -74,9 +73,7 @@ class TrainingRun:
 
         def prepare() -> TrainingRun:
             trainer = make_trainer(config, own_device(config.device), gather)
-            if gather.rank > 0:
-                return cls(config, None, trainer)
-            folder = RunFolder.create(out, config=dump(config), seed=config.seed)
+            folder = None if gather.rank else RunFolder.create(out, config=dump(config), seed=config.seed)
             return cls(config, folder, trainer)
 
         return all_or_none(gather, prepare)
@@ -146,7 +143,9 @@ class TrainingRun:
         """Load the state of the run from one of its checkpoints."""
         schema = agent_schema(self.config.episode.rates)
         checkpoint = load_checkpoint(path, schema, self.trainer.environment.device)
-        if _unchangeable(checkpoint_config(checkpoint, path)) != _unchangeable(self.config):
+        configs = checkpoint_config(checkpoint, path), self.config
+        theirs, own = (config.model_dump(exclude=set(MAY_CHANGE)) for config in configs)
+        if theirs != own:
             raise CheckpointError(
                 f"{path} belongs to a run with other settings than {self.folder.path / 'config.yaml'}; "
                 "give a checkpoint of this run"
@@ -213,10 +212,6 @@ def _broadcast_config(config: RunConfig, gather: Gather) -> RunConfig:
     if gather.size == 1:
         return config
     return build(RunConfig, broadcast(gather, config.model_dump(mode="json")))
-
-
-def _unchangeable(config: RunConfig) -> dict[str, Any]:
-    return config.model_dump(exclude=set(MAY_CHANGE))
 
 
 def read_config(folder: RunFolder) -> RunConfig:

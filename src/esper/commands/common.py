@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from esper.training import TrainingRun
 
 TABLE_WIDTH = 120  # of tables where there is no terminal
-INTERRUPTED = 130  # the exit code of a command that was ended with Ctrl-C
 FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line of progress and between two lines
 
 CONTROLLER_HELP = (
@@ -147,16 +146,6 @@ def begin_folder(settings: RunConfig, out: Path | None, kind: Kind, request: Map
 
     path = out or new_folder(kind, settings.task)
     return RunFolder.create(path, kind=kind, request=request, config=dump(settings), seed=settings.seed)
-
-
-@contextmanager
-def resume_hint(folder: RunFolder) -> Iterator[None]:
-    """Where Ctrl-C ends what is inside, say how to resume, and end the command."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"stopped; begin it again with: esper resume {folder.path}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
 
 
 # ---- a training run --------------------------------------------------------------------------------------

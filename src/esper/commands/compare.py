@@ -57,10 +57,7 @@ def compare(
 def run(
     settings: RunConfig, controllers: str, force: bool, open_folder: Callable[[], RunFolder], quiet: bool
 ) -> None:
-    """Run a comparison, write the results into its folder and show them.
-
-    The folder is opened once everything that can be refused has been accepted.
-    """
+    """Run a comparison, write it into a folder, opened once nothing can be refused any more, and show it."""
     from esper.comparing import as_comparison, prepare, trajectories_of
     from esper.controllers import arms_of
     from esper.watch.report import write_report
@@ -89,12 +86,12 @@ def run_arms(
     from esper.comparing import compare
     from esper.utils.devices import cpu_threads
 
-    with (
-        common.resume_hint(folder),
-        cpu_threads(settings.threads),
-        common.step_progress(len(arms), what, quiet) as advance,
-    ):
-        return compare(environment, arms, advance)
+    try:
+        with cpu_threads(settings.threads), common.step_progress(len(arms), what, quiet) as advance:
+            return compare(environment, arms, advance)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; begin it again with: esper resume {folder.path}", err=True)
+        raise typer.Exit(130) from None  # the exit code of Ctrl-C
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -112,15 +109,13 @@ def print_comparison(comparison: Comparison) -> None:
             for d in comparison.differences
             if d.controller == result.name and d.quantity == "test_accuracy"
         ]
-        rows.append(
-            (
-                result.name,
-                interval(100 * accuracy, 100 * half, ".1f"),
-                interval(*mean_interval(result.parameters), ",.0f"),
-                interval(flops / 1e9, half_flops / 1e9, three_digits(flops / 1e9)),
-                *(gaps or [""]),
-            )
-        )
+        row = [
+            result.name,
+            interval(100 * accuracy, 100 * half, ".1f"),
+            interval(*mean_interval(result.parameters), ",.0f"),
+            interval(flops / 1e9, half_flops / 1e9, three_digits(flops / 1e9)),
+        ]
+        rows.append([*row, *(gaps or [""])])
     typer.echo(
         f"\n{comparison.task}, host {comparison.host}, {len(baseline.members)} members each: mean ± 95 % "
         f"interval.\nΔ is the difference to {baseline.name}, member by member, in points.\n"

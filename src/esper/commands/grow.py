@@ -48,10 +48,7 @@ def grow(
 def run(
     settings: RunConfig, controller: str, force: bool, open_folder: Callable[[], RunFolder], quiet: bool
 ) -> None:
-    """Grow the networks and write the best one, its history and a comparison with no growth into a folder.
-
-    The folder is opened once everything that can be refused has been accepted.
-    """
+    """Grow networks; write the best and a comparison into a folder, opened once nothing can be refused."""
     from esper.commands.compare import run_arms
     from esper.comparing import as_comparison, prepare
     from esper.controllers import Fixed, check_schedule, load_controller

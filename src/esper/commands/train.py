@@ -14,8 +14,6 @@ from esper.utils.launch import Launch
 if TYPE_CHECKING:
     from esper.runs.run_folder import RunFolder
 
-RESTARTED = ("compare", "grow")  # kinds of run that keep nothing until they are done
-
 
 def train(
     config: common.ConfigFile = None,
@@ -83,8 +81,8 @@ def resume(
     """Resume a run that was stopped, or extend one with --set rounds=N.
 
     A training run continues from its last checkpoint, to the same bits as if it had never been stopped; what
-    came after that checkpoint is done again. A comparison or a growth keeps nothing
-    until it is done, and is started again with the same arguments.
+    came after that checkpoint is done again. A comparison or a growth keeps nothing until it is done, and is
+    started again with the same arguments.
     """
     from esper.runs.run_folder import RunFolder
     from esper.utils.gather import all_or_none, broadcast, processes
@@ -103,7 +101,7 @@ def resume(
             )
         if folder is not None and kind == "demo":
             raise UserError(f"{run} holds a demo; go on with: python -m studies.demo --out {run}")
-        if folder is not None and kind in RESTARTED:
+        if folder is not None and kind != "train":  # it keeps nothing until it is done
             for name, value in {"--checkpoint": checkpoint, "--set": overrides, "--device": device}.items():
                 if value:
                     raise UserError(

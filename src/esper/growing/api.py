@@ -188,10 +188,7 @@ class Growth:
         controller: str | Controller | None,
         force: bool,
     ):
-        """Open the data, attach the slots and choose the controller; the arguments are those of `grow`.
-
-        model: a copy of the user's on `device`, which is changed.
-        """
+        """Open the data, attach slots to `model`, a copy of the user's, and choose the controller."""
         self.settings = settings
         loaders = make_loaders(train, val, settings, floating_dtype(model))
         decider, self.controller_name, self.remarks = choose_controller(controller, force)
@@ -238,17 +235,11 @@ class Growth:
                 raise
             self.remarks = [f"it trains plainly: {str(error).removesuffix('; train it plainly')}"]
 
-    @property
-    def epochs_done(self) -> int:
-        """Epochs so far."""
-        return self.environment.clock
-
     def run(self, stop: StopRequest, name: str, folder: GrowFolder | None = None) -> Grown:
         """Run the epochs that are left, decide every seed, and return the result.
 
-        stop: ends it after at least one epoch. name: GROWN, or STATIC for a baseline. folder: from which the
-        run is restored, and to which every epoch is written. Raises a UserError where training broke in
-        every epoch.
+        stop: ends it after at least one epoch. name: GROWN, or STATIC for a baseline. folder: of checkpoints
+        to go on from and to write. Raises a UserError where training broke in every epoch.
         """
         if (remark := self.bodies.criterion.remark) is not None:
             self.remarks = [*self.remarks, remark]
@@ -262,10 +253,8 @@ class Growth:
         if self.settings.progress and name == GROWN:
             for remark in self.remarks:
                 print(remark, file=sys.stderr)
-        score_name = self.bodies.criterion.score_name
-        shown = (self.epochs_done, self.environment.steps, score_name, self.settings.progress, title)
-        with _progress_bar(*shown) as update:
-            while not self.environment.done and not (self.epochs_done > 0 and stop.requested):
+        with _progress_bar(self, title) as update:
+            while not self.environment.done and not (self.environment.clock > 0 and stop.requested):
                 update(self.run_epoch().observation)
                 if folder is not None and not self.bodies.interrupted:
                     folder.save(name, self)
@@ -282,7 +271,7 @@ class Growth:
         if self.settings.on_epoch is not None:
             self.settings.on_epoch(
                 {
-                    "epoch": self.epochs_done,
+                    "epoch": self.environment.clock,
                     "train_loss": float(result.training.loss),
                     "val_loss": float(history.loss),
                     "score": float(history.accuracy),
@@ -295,7 +284,7 @@ class Growth:
         """Decide every seed, and return the result; raises a UserError where nothing was learned."""
         if bool(self.episode.record().panicked.all()):
             raise UserError(
-                f"training broke in each of its {self.epochs_done} epochs: the loss was not finite, or "
+                f"training broke in each of its {self.environment.clock} epochs: the loss was not finite, or "
                 "exploded; look for such values in the batches of train and val and in the loss, or lower lr"
             )
         # After Ctrl-C blocks may still be skipped, and the user's model has all of them.
@@ -348,10 +337,7 @@ class Growth:
         return max(1, round(float(grown.record.flops.mean()) / cost))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state between two epochs as plain tensors; at least one must be over.
-
-        Raises a UserError where the optimizer cannot be saved.
-        """
+        """Return the state after an epoch as tensors; raises a UserError if the optimizer cannot be saved."""
         return {
             **add_prefix("environment", self.environment.state_dict()),
             **add_prefix("live", self.bodies.progress_tensors()),
@@ -372,22 +358,19 @@ class Growth:
 
 def _describe_host(bodies: LivePopulation) -> tuple[HostPart, ...]:
     """Return the submodules after which seeds may grow, and the rest of the model, for a drawing."""
-    found, inside = [], set[nn.Parameter]()
+    found, rest = [], set(bodies.model.parameters())
     for module, spec in zip(bodies.live.modules, bodies.live.specs, strict=True):
-        own = list(module.parameters())
-        size = sum(p.numel() for p in own)
+        size = sum(p.numel() for p in module.parameters())
         found.append(HostPart(spec.name, describe_layers(module), size, tuple(spec.shape)))
-        inside.update(own)
-    rest = sum(p.numel() for p in bodies.model.parameters() if p not in inside)
-    return (*found, HostPart("the rest", (), rest, ()))
+        rest -= set(module.parameters())
+    return (*found, HostPart("the rest", (), sum(p.numel() for p in rest), ()))
 
 
 @contextmanager
-def _progress_bar(
-    done: int, epochs: int, score_name: str, show: bool, title: str
-) -> Iterator[Callable[[Observation], None]]:
-    """Show the epochs, `done` ahead of this run, with score and seeds; yields what updates it after one."""
-    console = Console(stderr=True)
+def _progress_bar(growth: Growth, title: str) -> Iterator[Callable[[Observation], None]]:
+    """Show the epochs with score and seeds; yields what updates it after one."""
+    console, epochs, done = Console(stderr=True), growth.environment.steps, growth.environment.clock
+    show, score_name = growth.settings.progress, growth.bodies.criterion.score_name
     shown = show and console.is_terminal
     status = TextColumn("{task.fields[status]}")
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), status, TimeRemainingColumn())

@@ -172,9 +172,7 @@ def _signature(block: nn.Module) -> tuple[Any, ...]:
     return type(block), shapes, strides
 
 
-def _split_kinds(
-    run: list[tuple[str, nn.Module]],
-) -> list[tuple[tuple[str, ...], tuple[nn.Module, ...]]]:
+def _split_kinds(run: list[tuple[str, nn.Module]]) -> list[tuple[tuple[str, ...], tuple[nn.Module, ...]]]:
     """Split a run of blocks by the settings in which they differ: the names and blocks of each kind."""
     settings = [_plain_settings(block) for _, block in run]
     shared = [key for key in settings[0] if all(key in other for other in settings)]
@@ -316,11 +314,8 @@ class FirstPass:
 
 def _is_same(value: Any, other: Any) -> bool:
     """Tell whether two tensors are one, or have the same values: wrappers such as FSDP pass on copies."""
-    if value is other:
-        return True
-    if not isinstance(value, Tensor) or value.is_nested or value.shape != other.shape:
-        return False
-    return torch.allclose(value, other.to(value.dtype), equal_nan=True)
+    like = isinstance(value, Tensor) and not value.is_nested and value.shape == other.shape
+    return value is other or (like and torch.allclose(value, other.to(value.dtype), equal_nan=True))
 
 
 @dataclass(eq=False)
@@ -337,8 +332,7 @@ class _Call:
 
 
 def keep_skippable(model: nn.Module, lists: Sequence[BlockList], example: Any) -> list[BlockList]:
-    """Keep the lists whose blocks run once each, in order, one after another, and keep the shape of their
-    input."""
+    """Keep the lists whose blocks run once each, one after another, and keep the shape of their input."""
     calls: list[_Call] = []
     list_of = {block: number for number, each in enumerate(lists) for block in each.blocks}
     earlier: dict[int, list[int]] = {}  # by list: its calls so far
@@ -409,8 +403,7 @@ def _ignores_rest(model: nn.Module, each: BlockList, example: Any, output: Any) 
     """
 
     def leave_out(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entries: Any) -> Any:
-        kept = each.pass_on(args, kwargs)
-        return (entries[0], *kept[1:])
+        return (entries[0], *each.pass_on(args, kwargs)[1:])
 
     with ExitStack() as hooks:
         for block in each.blocks:
@@ -420,14 +413,10 @@ def _ignores_rest(model: nn.Module, each: BlockList, example: Any, output: Any) 
         except UserError:  # the model needs what was left out; its own error would mislead
             return False
     values, others = tree_leaves(output), tree_leaves(without)
-    return (
-        len(values) == len(others)
-        and any(isinstance(value, Tensor) for value in values)
-        and all(
-            torch.allclose(value, other, equal_nan=True) if isinstance(value, Tensor) else True
-            for value, other in zip(values, others, strict=True)
-        )
-    )
+    if len(values) != len(others):
+        return False
+    pairs = [pair for pair in zip(values, others, strict=True) if isinstance(pair[0], Tensor)]
+    return bool(pairs) and all(torch.allclose(*pair, equal_nan=True) for pair in pairs)
 
 
 def resolve_order(order: str, first_size: int) -> str:

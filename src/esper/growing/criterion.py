@@ -173,8 +173,7 @@ class Criterion:
         )
 
     def check_classes(self, loader: Iterable[Any], first: Any) -> None:
-        """Raise a UserError for classes without an output: among all targets where they are in memory, else
-        among those of the first batch."""
+        """Raise a UserError for classes without an output, among all targets in memory, else in `first`."""
         data = getattr(loader, "dataset", None)
         pair = split_batch(data.tensors if isinstance(data, TensorDataset) else first)
         if pair is not None and isinstance(pair[1], Tensor):
@@ -290,8 +289,7 @@ def _class_axis(outputs: Tensor, targets: Tensor) -> int | None:
 def find_target_kind(outputs: Tensor, targets: Tensor, own_loss: bool) -> TargetKind:
     """Return what targets are, by their type and, for decimals, by their values.
 
-    own_loss: a loss of the user's may give whole numbers another meaning, and one on 0 and 1 may be that of
-    several independent labels.
+    own_loss: the user's may give whole numbers another meaning, and take 0 and 1 for independent labels.
     """
     if not targets.is_floating_point():
         numbers = own_loss and _class_axis(outputs, targets) is None
@@ -442,6 +440,5 @@ class MetricSum:
 
 
 def _mean_weight(targets: Tensor | None, samples: int, function: Any) -> Tensor:
-    """Return the weight of a batch's mean among others: its targets that count, or its samples where a
-    function of the user's takes the mean.  # → []"""
+    """Return a batch mean's weight: its targets that count, or its samples for a user's function.  # → []"""
     return torch.tensor(samples) if targets is None or function is not None else count_targets(targets)

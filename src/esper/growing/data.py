@@ -39,7 +39,6 @@ VALIDATION_SHARE = 0.2  # of the training data, where no validation data are giv
 # Seconds in which a loader without a length has to end, read without a model: a stream that goes on for ever
 # would otherwise make the first epoch endless without a word.
 LONGEST = 4.0
-_NUMPY_GENERATOR = "MT19937"  # NumPy's global one, whose state has a fixed form
 
 
 # ---- loaders -------------------------------------------------------------------------------------------
@@ -56,17 +55,16 @@ def make_loaders(
     Raises a UserError for other data, and for a loader without a length that does not end.
     """
     generator = torch.Generator().manual_seed(settings.seed)
-    for name, data in (("train", train), ("val", val)):
+    given = {"train": train, "val": val}
+    for name, data in given.items():
         if (data is None and name == "train") or isinstance(data, Tensor | str | Mapping | int | float):
             kind = "None" if data is None else f"a {type(data).__name__}"
             raise UserError(f"{name} is {kind}; give {ALLOWED}")
-    train, val = (
-        TensorDataset(*_read_pair(name, data, dtype)) if is_pair(data) else data
-        for name, data in (("train", train), ("val", val))
-    )
-    for name, data in (("train", train), ("val", val)):
-        if isinstance(data, Dataset) and length_of(data) == 0:
+        if is_pair(data):
+            given[name] = TensorDataset(*_read_pair(name, data, dtype))
+        if isinstance(given[name], Dataset) and length_of(given[name]) == 0:
             raise UserError(f"{name} has no samples; give at least one")
+    train, val = given["train"], given["val"]
     if val is None:
         if not isinstance(train, Dataset) or not isinstance(train, Sized) or len(train) < 2:
             raise UserError("val is missing and train cannot be divided; give a loader for validation as val")
@@ -311,7 +309,7 @@ class GeneratorStates:
         torch.set_rng_state(states["torch"])
         position, has_gauss, gauss = states["numpy.rest"].tolist()
         keys = states["numpy.keys"].numpy().astype(np.uint32)
-        np.random.set_state((_NUMPY_GENERATOR, keys, int(position), int(has_gauss), gauss))  # noqa: NPY002
+        np.random.set_state(("MT19937", keys, int(position), int(has_gauss), gauss))  # noqa: NPY002
         spare = float(states["python.spare"])
         words = tuple(states["python.words"].tolist())
         random.setstate((3, words, None if math.isnan(spare) else spare))  # 3: the version of that form

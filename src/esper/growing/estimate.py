@@ -111,16 +111,16 @@ class Estimate:
     @property
     def advice(self) -> Advice:
         """What to do."""
-        least, most = self.law.useful_sizes
-        known = least <= self.parameters <= most and self._like_measured
-        if known and self.per_parameter < self.law.smaller_below:
+        if self._like_measured and self.per_parameter < self.law.smaller_below:
             return "take half of the depth"
         return "do not grow" if self.grow_at is None else "grow"
 
     @property
     def _like_measured(self) -> bool:
-        """Whether nearly all of the model is in blocks, which all run, and have the norms of a GPT."""
-        return self.blocks >= FEWEST_BLOCKS and self.share >= LEAST_SHARE and self.layer_norms
+        """Whether the size is useful, and nearly all is in blocks, which all run, and have a GPT's norms."""
+        least, most = self.law.useful_sizes
+        in_blocks = self.blocks >= FEWEST_BLOCKS and self.share >= LEAST_SHARE
+        return least <= self.parameters <= most and in_blocks and self.layer_norms
 
     @property
     def reason(self) -> str:
@@ -163,10 +163,8 @@ class Estimate:
     @property
     def grow_at(self) -> float | None:
         """When to grow from half of the blocks, as a fraction of the steps, at equal FLOPs; None: never."""
-        least, most = self.law.useful_sizes
-        pays = least <= self.parameters <= most and self.per_parameter <= self.law.most
-        known = self.epochs <= self.law.epochs and self._like_measured
-        return self.law.grow_at(self.per_parameter) if pays and known else None
+        pays = self.per_parameter <= self.law.most and self.epochs <= self.law.epochs
+        return self.law.grow_at(self.per_parameter) if pays and self._like_measured else None
 
     @property
     def grow_at_equal_steps(self) -> float | None:
@@ -265,24 +263,12 @@ def estimate_targets(
         # Without an example it is not known how many of the parameters a token takes.
         taken = 1.0 if math.isnan(flops) else flops / (2 * TRAINING_PASSES * dense * targets)
         share = min(inside / dense, taken)
-    return Estimate(
-        type(model).__name__,
-        parameters,
-        sum(map(len, lists)),
-        targets,
-        flops,
-        law,
-        epochs,
-        share,
-        layer_norms,
-    )
+    name, blocks = type(model).__name__, sum(map(len, lists))
+    return Estimate(name, parameters, blocks, targets, flops, law, epochs, share, layer_norms)
 
 
 def count_parameters(model: nn.Module, tied: bool = False) -> int:
-    """Count the parameters that take part in products; embeddings only look values up.
-
-    tied: with embeddings whose weights an output layer shares.
-    """
+    """Count parameters without embeddings, which only look up; tied: with those an output layer shares."""
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     if tied:
         looked_up -= {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}

@@ -110,22 +110,22 @@ class GrowFolder:
             return
         saved = load_checkpoint(path, SCHEMA)
         try:
-            again = {key: saved.tensors[str(_current_name(key))].clone() for key in saved.record["repeated"]}
+            again = {key: saved.tensors[_current_name(key)].clone() for key in saved.record["repeated"]}
             run.load_state_dict(saved.tensors | again)
         except (ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(
                 f"{path} does not fit this model ({error}); give the model and data that {self.folder.path} "
                 "was begun with"
             ) from None
-        if run.epochs_done > run.environment.steps:
+        steps, done = run.environment.steps, run.environment.clock
+        if done > steps:
             raise UserError(
-                f"epochs is {run.environment.steps}, and {run.epochs_done} are over in {self.folder.path}; "
-                "give at least as many"
+                f"epochs is {steps}, and {done} are over in {self.folder.path}; give at least as many"
             )
         run.seconds = list(saved.record.get("epochs", ()))
         if name == GROWN:
             self._seconds = float(saved.record["seconds"])
-            self.folder.metrics_file.truncate_after(run.epochs_done)
+            self.folder.metrics_file.truncate_after(done)
 
     def save(self, name: str, run: Growth) -> None:
         """Write everything that is known after an epoch of a run."""
@@ -141,12 +141,11 @@ class GrowFolder:
         tensors = run.state_dict()
         # After a good epoch the governor's snapshot equals the present weights and moments, and after the
         # best one that of the best epoch does too: what is equal is written once.
-        same = {key: tensors.get(_current_name(key) or "") for key in tensors}
-        repeated = [
-            key
-            for key, own in same.items()
-            if own is not None and own.dtype == tensors[key].dtype and torch.equal(own, tensors[key])
-        ]
+        repeated = []
+        for key, value in tensors.items():
+            own = tensors.get(_current_name(key))
+            if own is not None and own.dtype == value.dtype and torch.equal(own, value):
+                repeated.append(key)
         kept = {key: tensors[key] for key in tensors.keys() - set(repeated)}
         known = {"seconds": seconds, "epochs": run.seconds, "repeated": repeated}
         save_checkpoint(self._checkpoint(name), kept, known, SCHEMA)
@@ -180,10 +179,10 @@ class GrowFolder:
         return self.folder.checkpoints_path / f"{name}.safetensors"
 
 
-def _current_name(name: str) -> str | None:
-    """Return the name of the present tensor for one of a snapshot; None for any other tensor."""
+def _current_name(name: str) -> str:
+    """Return the name of the present tensor for one of a snapshot; "" for any other tensor."""
     prefix = next((prefix for prefix in _SNAPSHOTS if name.startswith(prefix)), None)
-    return None if prefix is None else _BODIES + name.removeprefix(prefix)
+    return "" if prefix is None else _BODIES + name.removeprefix(prefix)
 
 
 def describe_argument(value: Any) -> Any:

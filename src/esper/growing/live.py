@@ -125,9 +125,8 @@ class LivePopulation:
         """
         self.model, self.settings, self.model_device = model, settings, device
         self.train_loader, self.val_loader = loaders
-        self.config = PopulationConfig(
-            **{"host_lr": settings.lr, "seed_lr": settings.lr, **settings.training}
-        )
+        rates = {"host_lr": settings.lr, "seed_lr": settings.lr}
+        self.config = PopulationConfig(**{**rates, **settings.training})
         self.criterion = Criterion(settings, step)
         self.live = self._attach_slots(slots, grows)
         # In a model in train mode, submodules in eval mode were frozen by the user and stay so.
@@ -211,8 +210,7 @@ class LivePopulation:
             # n epochs of the grown model cost n · (1 − saved) epochs of the whole one.
             asked_for, epochs = epochs, round(epochs / (1.0 - grower.saved))
             grower.set_stage(len(grower.grow_steps))  # no block is skipped while another grower is made
-            steps = epochs * each
-            grower = Progressive(self.model, self.optimizer.inner, steps, **options)
+            grower = Progressive(self.model, self.optimizer.inner, epochs * each, **options)
             more = round(100 * asked_for / (epochs * (1.0 - grower.saved)) - 100)
             cost = f"{abs(more)} % {'more' if more > 0 else 'less'}" if more else "as much"
             saving = f"{asked_for} epochs of the whole model cost {cost}"
@@ -513,8 +511,7 @@ class LivePopulation:
 
     def gated(self, states: SlotStates) -> Tensor:
         """Where a seed blends through a gate.  # [1, S, 1] bool"""
-        plain = (self.forms >= 0) & (self.forms < FIRST_GROWTH)
-        return has_gate(states.style).unsqueeze(2) & plain
+        return has_gate(states.style).unsqueeze(2) & (self.forms >= 0) & (self.forms < FIRST_GROWTH)
 
     def _forward_costs(self) -> ForwardCosts:
         """Count one sample through the model and its seeds.
@@ -558,10 +555,7 @@ class LivePopulation:
         return self.keep({}, torch.tensor(True))
 
     def keep(self, saved: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
-        """Return a new snapshot where True, else the saved one.  # where [1]
-
-        The optimizer's moments, most of a snapshot, overwrite those of the saved one.
-        """
+        """Return a new snapshot, which overwrites the moments of the saved one, or that one.  # where [1]"""
         if not bool(where):
             return saved
         if self._snapshot is None:
@@ -630,10 +624,7 @@ class LivePopulation:
         return {name: value.detach() for name, value in named}
 
     def progress_tensors(self) -> dict[str, Tensor]:
-        """Return the state that no rollback restores: the sizes of the data and the steps done.
-
-        Raises a UserError where the optimizer cannot be saved.
-        """
+        """Return the state that no rollback restores; raises a UserError if the optimizer cannot be saved."""
         self.optimizer.check_savable()
         steps_done = 0 if self.progressive is None else self.progressive.steps_done
         return {"data": torch.tensor([self.batches, *self.samples]), "steps_done": torch.tensor(steps_done)}
@@ -659,11 +650,9 @@ def _true_slots(where: Tensor) -> list[int]:
 def _count_seed_flops(blueprint: int, spec: SlotSpec) -> float:
     """Count the FLOPs of a seed, or of a gate for _GATE, on one sample."""
     with torch.device("meta"):
-        body = (
-            BlendGate(spec.width, spec.spatial_dims)
-            if blueprint == _GATE
-            else build_blueprint(blueprint, spec.topology, spec.width, spec.spatial_dims)
-        )
+        body: nn.Module = BlendGate(spec.width, spec.spatial_dims)
+        if blueprint != _GATE:
+            body = build_blueprint(blueprint, spec.topology, spec.width, spec.spatial_dims)
         with torch.no_grad(), flop_counter() as counter:
             body(torch.zeros(1, *spec.shape))
     return float(counter.get_total_flops())

@@ -173,8 +173,7 @@ class LiveModel:
             return
         self.changed = False
         self.detach()
-        before = [slot.spec for slot in self.slots]
-        specs, self._options, self._flops = self.probe.scan(self.modules, before)
+        specs, self._options, self._flops = self.probe.scan(self.modules, [slot.spec for slot in self.slots])
         for slot, spec in zip(self.slots, specs, strict=True):
             slot.spec = spec
         self.attach()

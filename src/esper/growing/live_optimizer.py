@@ -184,8 +184,7 @@ def _merge_states(
 ) -> dict[str, Any]:
     """Return the optimizer state of a parameter that got wider.
 
-    New entries without a state get the mean second moment of the others: with 0 their first step would be far
-    too large.
+    New entries without a state get the mean second moment of the others: with 0 they would step too far.
     """
     # Of optimizers with three betas, AdEMAMix decays the squares by the second and Adan by the third.
     # The larger one makes the moment larger if anything, and so the first steps of new units smaller.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, get_args
 from weakref import WeakSet
@@ -236,21 +236,16 @@ class Progressive:
     def _grow(self) -> None:
         """Activate the blocks of the next stage as copies of those that were trained."""
         self._first_pass.remove()  # not before: a compiled model is compiled anew without its hooks
-        for source, target, buffers in self._copies(self.stage + 1):
-            copy_block(source, target, self.optimizers, buffers)
+        for lists in (self.lists, *self._followers):
+            own = zip(lists, self._stages, self._orders, self._buffers, strict=True)
+            for each, stages, order, buffers in own:
+                for source, k in copy_sources(stages[self.stage], stages[self.stage + 1], order):
+                    copy_block(each.blocks[source], each.blocks[k], self.optimizers, buffers)
         self.grown_at, self._first_growth = self.steps_done, False
         self.set_stage(self.stage + 1)
         if self.whole and self.steps_done:
             _GREW.add(self.model)
         self._hook_rates()
-
-    def _copies(self, stage: int) -> Iterator[tuple[nn.Module, nn.Module, Sequence[str]]]:
-        """Yield the sources of the blocks that begin at a stage, each with the block and buffers to copy."""
-        for lists in (self.lists, *self._followers):
-            own = zip(lists, self._stages, self._orders, self._buffers, strict=True)
-            for each, stages, order, buffers in own:
-                for source, k in copy_sources(stages[stage - 1], stages[stage], order):
-                    yield each.blocks[source], each.blocks[k], buffers
 
     def _hook_rates(self) -> None:
         """Hook into the steps of the optimizers while the rate rises after a growth, and out of them then."""
@@ -324,10 +319,7 @@ class Progressive:
         self._hook_rates()
 
     def _find_trained(self, gradients: bool = False) -> str:
-        """Name a skipped block that was trained, by the optimizer's state and, if asked, by its gradients.
-
-        Returns "" where there is none.
-        """
+        """Name a skipped block that has optimizer state or, if asked, gradients; "" where there is none."""
         for each in self.lists:
             for k in set(range(len(each))) - set(each.active):
                 own = [*each.blocks[k].parameters()]
@@ -378,12 +370,7 @@ def end_training(grower: Progressive | None) -> None:
 
 
 def _check_options(
-    total_steps: Any,
-    start: float,
-    grow_at: tuple[Any, ...],
-    order: str,
-    rewarm: int,
-    scheduler: Any,
+    total_steps: Any, start: float, grow_at: tuple[Any, ...], order: str, rewarm: int, scheduler: Any
 ) -> None:
     """Raise a UserError for values that are not allowed."""
     numbers = {"total_steps": total_steps, "start": start, "rewarm": rewarm}

@@ -140,9 +140,8 @@ class Grown:
     def _addition(self, k: int) -> Addition:
         slots = self.record.final_slots
         blueprint = Blueprint(int(slots.blueprint[0, k]))
-        blend = STYLE_BLEND[Style(int(slots.style[0, k]))]
-        if blueprint in GROWTH_BLUEPRINTS:
-            blend = Blend.ADD
+        grows = blueprint in GROWTH_BLUEPRINTS
+        blend = Blend.ADD if grows else STYLE_BLEND[Style(int(slots.style[0, k]))]
         if k in self.widened:
             summary, size = self.widened[k]
         else:

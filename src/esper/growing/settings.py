@@ -120,10 +120,7 @@ def _validate(kind: type[AnyConfig], given: dict[str, Any]) -> AnyConfig:
 
 
 def choose_controller(asked: str | Controller | None, force: bool) -> tuple[Controller, str, list[str]]:
-    """Return the controller, its name and, where nothing grows, one sentence that tells why.
-
-    force: a learned controller acts outside of the conditions that it was trained in.
-    """
+    """Return the controller, its name and why nothing grows, if so; force: learned ones act everywhere."""
     if asked is None:
         return Static(), STATIC, []
     controller = make_controller(asked, torch.device("cpu"))

@@ -48,8 +48,7 @@ class SlotSpec:
 
 @dataclass
 class ModuleCall:
-    """A module that ran. Activations are described, not held: all those of a large batch together take more
-    memory than training."""
+    """A module that ran. Its activation is described, not held: all together would take much memory."""
 
     name: str
     given: tuple[int, ...] | None  # the shape of its first tensor, None where there is none
@@ -176,10 +175,7 @@ def _candidate_modules(model: nn.Module) -> set[str]:
 
 
 def _block_ends(steps: Iterable[tuple[nn.Module, SlotSpec | None]]) -> list[SlotSpec]:
-    """Return the last slot ahead of each further module with weights.
-
-    steps: modules in execution order, each with the slot after it, if there is one.
-    """
+    """Return the last slot before each further module with weights; steps: modules in order, with slots."""
     chosen: list[SlotSpec] = []
     candidate: SlotSpec | None = None
     weighted = opaque = False  # whether the block so far has weights; whether its last layer is not torch's

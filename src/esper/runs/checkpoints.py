@@ -60,7 +60,9 @@ def _encoded(tensors: Tensors, record: Mapping[str, Any], schema: str) -> bytear
     }
     data = bytearray(save_safetensors(_separate_storage(tensors), metadata=header))
     # The digest covers every byte of the file, with zeros where it will stand itself.
-    start, end = _digest_span(data)
+    found = _DIGEST.search(data)
+    assert found is not None, "the header was just written"
+    start, end = found.span(1)
     data[start:end] = hashlib.sha256(data).hexdigest().encode()
     return data
 
@@ -98,28 +100,21 @@ def load_checkpoint(
 
 def _check_bytes(path: Path, data: bytearray) -> bytes:
     """Return the header and blank the digest in `data`; raise CheckpointError for other or damaged bytes."""
-    header_size = int.from_bytes(data[:8], "little")
+    header_size = int.from_bytes(data[:8], "little")  # anything, in a damaged file
     header = bytes(data[8 : 8 + min(header_size, _MAX_HEADER)])
-    if f'"format":"{FORMAT}"'.encode() not in header or _DIGEST.search(header) is None:
+    found = _DIGEST.search(header)
+    if f'"format":"{FORMAT}"'.encode() not in header or found is None:
         raise CheckpointError(
             f"{path} is not a checkpoint of esper, or its head is damaged; give a file that a run wrote"
         )
-    start, end = _digest_span(data)
-    expected = data[start:end].decode()
-    data[start:end] = _BLANK.encode()
+    expected = found[1].decode()
+    data[8 + found.start(1) : 8 + found.end(1)] = _BLANK.encode()
     if hashlib.sha256(data).hexdigest() != expected:
         raise CheckpointError(
             f"{path} is damaged: its {len(data):,} bytes do not match their digest; "
             "use an older checkpoint of the run"
         )
     return header
-
-
-def _digest_span(data: bytearray) -> tuple[int, int]:
-    header_size = int.from_bytes(data[:8], "little")  # anything, in a damaged file
-    found = _DIGEST.search(data, 8, min(8 + header_size, len(data)))
-    assert found is not None, "the digest is in the header that was just written or checked"
-    return found.span(1)
 
 
 def _separate_storage(tensors: Tensors) -> dict[str, Tensor]:

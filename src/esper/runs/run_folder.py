@@ -123,10 +123,8 @@ class RunFolder:
         if not (path / "versions.json").is_file():
             raise UserError(f"{path} is not a run folder: it has no versions.json; give one that esper wrote")
         about = read_json(file_in(path, "versions.json"))
-        ours = (
-            isinstance(about, dict) and about.get("format") == FORMAT and isinstance(about.get("seed"), int)
-        )
-        if not ours:
+        ours = isinstance(about, dict) and about.get("format") == FORMAT
+        if not ours or not isinstance(about.get("seed"), int):
             raise UserError(f"{path} is not a run folder: its versions.json was not written by esper")
         if about.get("format_version") != FORMAT_VERSION or about.get("kind", "train") not in KINDS:
             version = f"{about.get('kind', '')} {about.get('format_version')!r}".strip()
@@ -198,8 +196,7 @@ class RunFolder:
 
     def replace_events(self, events: Iterable[Event]) -> None:
         """Replace all of events.jsonl."""
-        lines = "".join(to_json(event) + "\n" for event in events)
-        write_atomically(self.events_file.path, lines.encode())
+        write_atomically(self.events_file.path, "".join(to_json(event) + "\n" for event in events).encode())
 
     def truncate_after(self, last_round: int) -> None:
         """Remove what was written after `last_round`, the round of the checkpoint that is resumed."""

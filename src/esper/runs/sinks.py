@@ -65,7 +65,6 @@ def make_sinks(
 ) -> list[AbstractContextManager[Sink]]:
     """Return the named sinks, to be entered by a run that continues after `rounds_done` rounds.
 
-    `config` is the resolved configuration, for sinks that show it. Entering a sink raises UserError where its
-    package is not installed.
+    `config` is the resolved one. Entering a sink raises UserError where its package is not installed.
     """
     return [SINKS[name](folder, config, rounds_done) for name in names]

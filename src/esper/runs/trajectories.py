@@ -86,8 +86,7 @@ class Trajectories:
 def kept_rounds(latest: int, kept: int) -> set[int]:
     """Return which rounds up to `latest` stay on disk: the newest half of `kept`, and even steps before.
 
-    What is dropped once is never wanted again, so a run that was stopped ends with the files of one that
-    was not.
+    What is dropped once is never wanted again, so a run that was stopped ends with the same files.
     """
     newest = -(-kept // 2)
     older, stride = latest - newest, 1

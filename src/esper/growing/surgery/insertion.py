@@ -96,8 +96,7 @@ class RepeatedBlocks(nn.Module):
         """Run the copies on h with the other arguments of the last block, but without its cache."""
         rest = {key: _without_cache(value) for key, value in named.items()}
         if not inputs:
-            main = next(key for key, x in rest.items() if isinstance(x, Tensor) and x.shape == h.shape)
-            rest.pop(main)
+            rest.pop(next(key for key, x in rest.items() if isinstance(x, Tensor) and x.shape == h.shape))
         for block in self.blocks:
             output = main_tensor(block(h, *(_without_cache(value) for value in inputs[1:]), **rest))
             assert output is not None, "a block that is repeated returns a tensor"

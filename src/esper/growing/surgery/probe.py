@@ -132,8 +132,7 @@ class GrowthProbe:
             yield
 
     def _run_recorded(self) -> tuple[dict[nn.Module, ModuleCall], Tensor, float, dict[str, float]]:
-        """Run the model; return the calls of its modules, its outputs, and the FLOPs of one sample in all and
-        by module name."""
+        """Run the model; return its calls, its outputs, and a sample's FLOPs, in all and by module name."""
         samples, outputs = count_samples(self.batch), list[Tensor]()
         with flop_counter() as counter:
             calls = record_calls(self.model, lambda: outputs.append(self.run()))
@@ -145,13 +144,18 @@ class GrowthProbe:
         call = self.calls.get(self.modules[k])
         times = 0 if call is None else call.times
         if times != 1:
-            reason = f"it runs {times} times in a forward pass of {SAMPLES} samples"
-            return SlotOptions(refused=dict.fromkeys((Blueprint.CLONE, *UNITS_PER_NEW_UNIT), reason))
+            idle = f"it runs {times} times in a forward pass of {SAMPLES} samples"
+            return SlotOptions(refused=dict.fromkeys((Blueprint.CLONE, *UNITS_PER_NEW_UNIT), idle))
         options = self._widening_options(k)
         try:
-            span = self._find_span(k)
+            span = find_span(self.model, self.modules[k], self.calls)
+            if span.container not in self._inserts:
+                self._inserts[span.container] = self._try_insert(span)
+            reason = self._inserts[span.container]
         except CannotRepeat as error:
-            return replace(options, refused={**options.refused, Blueprint.CLONE: str(error)})
+            reason = str(error)
+        if reason is not None:
+            return replace(options, refused={**options.refused, Blueprint.CLONE: reason})
         size = sum(p.numel() for block in span.blocks for p in block.parameters())
         cost = sum(self.costs[block] for block in span.blocks)
         parameters = {**options.parameters, Blueprint.CLONE: size}
@@ -174,16 +178,6 @@ class GrowthProbe:
         return None
 
     # ---- repeating -------------------------------------------------------------------------------------
-
-    def _find_span(self, k: int) -> BlockSpan:
-        """Return what can be repeated behind module k; raises CannotRepeat."""
-        span = find_span(self.model, self.modules[k], self.calls)
-        if span.container not in self._inserts:
-            self._inserts[span.container] = self._try_insert(span)
-        reason = self._inserts[span.container]
-        if reason is not None:
-            raise CannotRepeat(reason)
-        return span
 
     def _try_insert(self, span: BlockSpan) -> str | None:
         """Return why a list takes no more entries; None where it does.
@@ -352,9 +346,7 @@ def trace_units(
             raise CannotWiden(f"the model takes no more units there ({one_line(error)})") from error
     if not bool(outputs.isfinite().all()):
         raise CannotWiden("units reach the output of the model")
-    consumers, channelwise = (
-        [each for each in found.values() if each.role is role] for role in (Role.CONSUMER, Role.CHANNELWISE)
-    )
-    if not consumers:
+    widened = sorted(found.values(), key=lambda each: each.role is Role.CHANNELWISE)
+    if not widened or widened[0].role is not Role.CONSUMER:
         raise CannotWiden("nothing reads these units")
-    return [*consumers, *channelwise, given]
+    return [*widened, given]

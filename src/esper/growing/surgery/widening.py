@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
@@ -112,10 +112,7 @@ class WidenedLayer:
 
 
 def _grown_tensors(layer: nn.Module, role: Role) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return what of a layer grows with the units of its role.
-
-    That is, by name, the axes of its tensors along which units lie, and the attributes that count units.
-    """
+    """Return the tensors of a layer that hold the units of a role, with their axes, and the unit counts."""
     kind = cast(LayerKind, layer_kind(layer))
     if role is Role.PRODUCER:
         return {"weight": kind.weight_out, "bias": 0}, kind.outputs
@@ -262,13 +259,10 @@ class Widening(nn.Module):
         self.widened = tuple(widened)
         self.side = nn.ModuleList(make_side_layer(each.layer, each.role, each.extra) for each in widened)
 
-    def _pairs(self) -> Iterator[tuple[WidenedLayer, nn.Module]]:
-        return zip(self.widened, self.side, strict=True)
-
     def attach(self, role: Role, alpha: Callable[[], float]) -> list[RemovableHandle]:
         """Attach hooks to the layers of a role. Call it for all roles, in their order."""
         handles = []
-        for each, side in self._pairs():
+        for each, side in zip(self.widened, self.side, strict=True):
             if each.role is not role:
                 continue
             before, after = _hooks(each, side, alpha)
@@ -281,7 +275,7 @@ class Widening(nn.Module):
     def fold(self, alpha: float) -> list[GrownParameter]:
         """Widen the layers in place; afterwards the model alone computes what model and seed did."""
         grown: list[GrownParameter] = []
-        for each, side in self._pairs():
+        for each, side in zip(self.widened, self.side, strict=True):
             layer, scale = each.layer, alpha if each.role is Role.CONSUMER else 1.0
             axes, sizes = _grown_tensors(layer, each.role)
             for name, axis in axes.items():
