@@ -43,13 +43,8 @@ from esper.lifecycle.slot_states import BLANK_SLOT, AlphaMode, SlotEvidence, Slo
 from esper.lifecycle.stages import COOLDOWN_STAGES, NEXT_STAGE, STAGE_TABLE_SIZE, TRANSITIONS, Stage
 from esper.utils.devices import device_table, lookup
 
-# The steepness of each sigmoid curve; the other curves have none.
-SIGMOID_STEEPNESS: dict[AlphaCurve, float] = {
-    AlphaCurve.SIGMOID_GENTLE: 6.0,
-    AlphaCurve.SIGMOID: 12.0,
-    AlphaCurve.SIGMOID_SHARP: 24.0,
-}
-_steepness = lookup([SIGMOID_STEEPNESS.get(curve, 1.0) for curve in AlphaCurve])
+# Of the sigmoid curves, in the order of `AlphaCurve`; the first two are no sigmoids.
+_steepness = lookup([1.0, 1.0, 6.0, 12.0, 24.0])
 
 
 def ease(curve: Tensor, t: Tensor) -> Tensor:
@@ -73,18 +68,15 @@ def retarget(states: SlotStates, where: Tensor, target: Tensor, ticks: Tensor, c
     """
     here = (ticks == 0) | (target == states.alpha)
     snapped = torch.where(here, target, states.alpha)
-    mode = torch.where(target > states.alpha, int(AlphaMode.UP), int(AlphaMode.DOWN)).masked_fill(
-        here, int(AlphaMode.HOLD)
-    )
+    mode = torch.where(target > states.alpha, int(AlphaMode.UP), int(AlphaMode.DOWN))
+    mode, total = mode.masked_fill(here, int(AlphaMode.HOLD)), ticks.expand_as(here).masked_fill(here, 0)
     return states.replace(
         alpha=torch.where(where, snapped, states.alpha),
         alpha_start=torch.where(where, snapped, states.alpha_start),
         alpha_target=torch.where(where, target, states.alpha_target),
         alpha_mode=torch.where(where, mode, states.alpha_mode),
         alpha_curve=torch.where(where, curve, states.alpha_curve),
-        alpha_steps_total=torch.where(
-            where, ticks.expand_as(here).masked_fill(here, 0), states.alpha_steps_total
-        ),
+        alpha_steps_total=torch.where(where, total, states.alpha_steps_total),
         alpha_steps_done=states.alpha_steps_done.masked_fill(where, 0),
     )
 
@@ -168,8 +160,7 @@ def apply(
     """Execute one action per member; what is illegal or refused by a gate changes nothing in its row.
 
     evidence: what is measured of every slot, for the gates. fits [N, S, blueprints] bool: what G0 lets
-    through in each slot. steps_left, uses_metrics: as in `legal_slots_by_op`. Values are never
-    read back, so that a bad choice fails in its own row alone.
+    through in each slot. steps_left, uses_metrics: as in `legal_slots_by_op`.
     """
     last = _last_choices(states.device, states.num_slots)
     # Out-of-range choices are clamped to be safe indices; `in_range` makes such a row illegal below.
@@ -188,8 +179,7 @@ def apply(
     refused = (op == Op.GERMINATE) & ~fits[members, slot, choices[:, Head.BLUEPRINT]]
     for gated, passes in open_gates(states, evidence, config.gates, uses_metrics).items():
         refused = refused | ((op == gated) & ~_at(passes, slot))
-    passed = ~refused
-    succeeded = legal & passed
+    succeeded = legal & ~refused
     executed = op.masked_fill(~succeeded, int(Op.WAIT))
     after, germinated, pruned = _execute(states, choices, executed)
     return ActionOutcome(
@@ -198,7 +188,7 @@ def apply(
         succeeded=succeeded,
         asked_op=actions[Head.OP],
         executed_op=executed,
-        refused_by=gate.masked_fill(~legal | passed, int(Gate.NONE)),
+        refused_by=gate.masked_fill(~(legal & refused), int(Gate.NONE)),
         germinated=germinated,
         pruned=pruned,
     )
@@ -223,8 +213,7 @@ def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
     ramped = advance_alpha(states)
     ended = ramped.prune_pending & (ramped.alpha_mode == AlphaMode.HOLD)
     clock = states.epochs_in_stage + 1
-    cooldown = _cooldown_ticks(states.device, config.embargo_ticks).take(states.stage)
-    cooled = clock >= cooldown
+    cooled = clock >= _cooldown_ticks(states.device, config.embargo_ticks).take(states.stage)
     # A clone is trained already. New units first train for a step beside their block: their moments need a
     # count of their own until they stand for something.
     ripe = (states.age > 0) | (states.blueprint == Blueprint.CLONE)

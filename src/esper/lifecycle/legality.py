@@ -164,34 +164,29 @@ def legal_slots_by_op(
     what they cannot finish. fits [N, S, blueprints] bool: which blueprints a seed may have, of
     `fitting_in_time`; a seed may begin where there is one.
     """
-    # UNKNOWN is 0.
-    stage = states.stage * states.enabled  # a disabled slot reads as UNKNOWN: it neither helps nor blocks
+    # A disabled slot reads as UNKNOWN, which is 0: it neither helps nor blocks.
+    stage = states.stage * states.enabled
     at_rest = states.alpha_mode == int(AlphaMode.HOLD)
     # No slot holds a young seed or cools down, and max_seeds is not reached.  # [N, 1]
     may_germinate = ~_blocks_germination(stage).any(dim=1, keepdim=True)
     if config.max_seeds:
         may_germinate = may_germinate & (holds_seed(states).sum(dim=1, keepdim=True) < config.max_seeds)
-    conditions: dict[Op, Tensor] = {
-        Op.WAIT: states.enabled,
+    conditions = dict.fromkeys(Op, states.enabled) | {
         Op.GERMINATE: may_germinate.expand_as(stage),
         Op.SET_ALPHA_TARGET: at_rest,
         Op.PRUNE: at_rest & (states.age >= config.min_prune_age),
-        Op.FOSSILIZE: states.enabled,
-        Op.ADVANCE: states.enabled,
     }
     if evidence is not None:
         for op, passes in open_gates(states, evidence, config.gates, uses_metrics).items():
             conditions[op] = conditions[op] & passes
     table = _legal_stage_table(states.device, config.allow_growth, config.allow_advance)
-    by_stage = embedding(stage, table)  # [N, S, ops]
     # [N, S, ops]: the conditions of each op and the stages that admit it.
-    legal = torch.stack([conditions[op] for op in Op], dim=2) & by_stage
+    legal = torch.stack([conditions[op] for op in Op], dim=2) & embedding(stage, table)
     if steps_left is not None and not config.allow_unfinished:
         fewest = _finish_table(states.device, config.gates.training_epochs)
         needed = fewest[states.stage, states.tempo, grows_block(states.blueprint).long()]  # [N, S, ops]
         in_time = _in_time(needed, steps_left, uses_metrics)
-        if fits is not None:
-            # Which blueprints can be finished is part of `fits`.
+        if fits is not None:  # which tells the blueprints that can be finished
             in_time[..., Op.GERMINATE] = True
         legal = legal & in_time
     if fits is not None:

@@ -26,7 +26,6 @@ class SlotConfig:
 
     @property
     def num_slots(self) -> int:
-        """Return how many slots the host has."""
         return len(self.slot_ids)
 
 
@@ -88,17 +87,14 @@ class SlotStates(RowRecord):
 
     @property
     def num_members(self) -> int:
-        """Return N."""
         return self.stage.shape[0]
 
     @property
     def num_slots(self) -> int:
-        """Return S."""
         return self.stage.shape[1]
 
     @property
     def device(self) -> torch.device:
-        """Return where all of its tensors live."""
         return self.stage.device
 
     def check(self) -> None:

@@ -1,8 +1,4 @@
-"""The stages of a slot and the one table of legal moves between them.
-
-Everything that can be said about stages (which hold a seed, which can be pruned, which cool down)
-is derived from the two tables below.
-"""
+"""The stages of a slot and the one table of legal moves between them."""
 
 from __future__ import annotations
 

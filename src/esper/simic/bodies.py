@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -157,20 +158,15 @@ class TaskPopulation(Population):
                     f"{task.name} has {list(task.input_shape)} and {task.num_classes}, {other.name} has "
                     f"{list(other.input_shape)} and {other.num_classes}"
                 )
-        self.tasks = tasks
-
-        def own_host() -> Host:
-            return build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
-
+        self.tasks, host = tasks, task.host
+        own_host = partial(build_host, host.preset, task.input_shape, task.num_classes, **host.options)
         super().__init__(make_host or own_host, config, members, seed, device)
         self.train_data = self.member_data([task.train for task in tasks])
         self.validation_data = self.member_data([task.validation for task in tasks])
         self.costs = ForwardCosts.of(self.network, task.train.inputs[:1], self.device)
-        behind_block = [block_of(segment) is not None for segment in self.network.host.segments]
-        allowed = torch.ones(self.num_slots, len(Blueprint), dtype=torch.bool)
-        named = [name.upper() for name in block_blueprints]
-        allowed[behind_block] = torch.tensor([blueprint.name in named for blueprint in Blueprint])
-        self._allowed = allowed.to(self.device)  # [S, blueprints]
+        named = torch.tensor([blueprint.name.lower() in block_blueprints for blueprint in Blueprint])
+        no_block = torch.tensor([[block_of(segment) is None] for segment in self.network.host.segments])
+        self._allowed = (no_block | named).to(self.device)  # [S, blueprints]
 
     @property
     def batches(self) -> int:

@@ -41,7 +41,7 @@ def decide_seeds(
     Returns which stay [N, S] bool, and each seed's gain in points of score when it was last measured [N, S],
     NaN where no seed was.
     """
-    # Bonferroni: the level of a network is divided by its number of tests, see the top of this file.
+    # Bonferroni: the level of a network is divided by its number of tests.
     kept, level = alive.clone(), LEVEL / (planted + alive.sum(dim=1) - 1).clamp(min=1)
     gain = torch.full(alive.shape, float("nan"), device=alive.device)
     all_alive: Tensor | None = None  # [blocks, N] the score with every seed
@@ -53,7 +53,6 @@ def decide_seeds(
         mean, low = lower_bounds(scores.worth, level)
         low = torch.maximum(low, lower_bounds(together, level)[1])
         gain = torch.where(kept, mean, gain)
-        # One seed of each network at a time: the others are measured again without it.
         worst = low.nan_to_num(-torch.inf).masked_fill(~kept, torch.inf).min(dim=1, keepdim=True)
         out = torch.zeros_like(kept).scatter(1, worst.indices, worst.values <= 0)
         if not bool(out.any()):
@@ -79,7 +78,7 @@ def lower_bounds(gains: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
 def at_full_strength(slots: SlotStates, kept: Tensor) -> SlotStates:
     """Return the kept seeds as fossils at full strength, and no others.  # kept [N, S] bool"""
     blank = SlotStates.empty(slots.num_members, slots.num_slots, slots.device)
-    full = torch.where(kept, 1.0, blank.alpha)
+    full = kept.float()
     return blank.replace(
         stage=blank.stage.masked_fill(kept, int(Stage.FOSSILIZED)),
         blueprint=torch.where(kept, slots.blueprint, blank.blueprint),
@@ -121,12 +120,10 @@ class BestStates:
         self.environment.set_state(self.state)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the snapshot as plain tensors."""
         assert self.state is not None, "there was no update yet"
         return {**add_prefix("state", tensors_of(self.state)), **add_prefix("bodies", self.bodies)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what `state_dict` returned."""
         device = self.environment.bodies.device
         self.state = refill(self.environment.state, strip_prefix("state", tensors))
         self.bodies = {name: value.to(device) for name, value in strip_prefix("bodies", tensors).items()}
@@ -154,7 +151,6 @@ class FinalSelection:
         return {**add_prefix("best", self.best.state_dict()), **own}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what `state_dict` returned."""
         self.best.load_state_dict(strip_prefix("best", tensors))
         device = self.environment.device
         self.planted, self.epoch = tensors["planted"].to(device), tensors["epoch"].to(device)

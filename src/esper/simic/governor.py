@@ -80,7 +80,6 @@ def _spikes(window: Tensor, loss: Tensor) -> Tensor:
     mean = window.nan_to_num(0.0).sum(1) / count
     gaps = torch.where(known, window - mean.unsqueeze(1), 0.0)
     deviation = (gaps.square().sum(1) / count).sqrt()
-    # Three conditions at once, so that noise around a small loss is no spike.
     far = (loss > mean + SPIKE_DEVIATIONS * deviation) & (loss > SPIKE_RATIO * mean)
     return far & (loss > SPIKE_LOSS) & (known.sum(1) >= WINDOW_MIN)
 
@@ -178,7 +177,6 @@ class Governor:
         return after, panicked, suspects
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return everything that it remembers as plain tensors."""
         return {**add_prefix("state", tensors_of(self.state)), **add_prefix("bodies", self._saved_bodies)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:

@@ -73,11 +73,9 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
     ) -> tuple[Floats, dict[str, Any]]:
         """Start members of a run with this seed, or the next episode of the present run."""
         super().reset(seed=seed)
-        if seed is not None:
-            if seed != self._growth.spec.seed:
-                self._growth = GrowthEnvironment(replace(self._spec, seed=seed))
-            self._episode = -1
-        self._episode += 1
+        if seed is not None and seed != self._growth.spec.seed:
+            self._growth = GrowthEnvironment(replace(self._spec, seed=seed))
+        self._episode = self._episode + 1 if seed is None else 0
         self._over = False
         return as_array(self._growth.reset(self._episode)), self._infos()
 
@@ -128,13 +126,11 @@ class GrowthEnv(gymnasium.Env[Floats, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Floats, dict[str, Any]]:
-        """Reset as `GrowthVectorEnv.reset`, for one member."""
         super().reset(seed=seed)
         observations, infos = self._members.reset(seed=seed, options=options)
         return observations[0], _first(infos)
 
     def step(self, action: Any) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
-        """Step as `GrowthVectorEnv.step`, for one member."""
         observations, rewards, terminated, truncated, infos = self._members.step(np.asarray(action)[None])
         return observations[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), _first(infos)
 

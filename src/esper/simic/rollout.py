@@ -111,26 +111,21 @@ class EpisodeRecord:
 
     def _pad(self, steps: int) -> EpisodeRecord:
         """Return the same record with members that stay as they ended until there were that many steps."""
-        more = steps - self.num_steps
-        if not more:
-            return self
         resting = {name: vars(self)[f"seen_{name}"][-1] for name in ("stage", "blueprint", "style")}
         resting |= {"ticked_stage": resting["stage"], "alpha": self.final_slots.alpha.numpy()}
         arrays: dict[str, Any] = {}
         for name, value in self._by_step().items():
             with_outcome = resting.get(name, np.full_like(value[-1], _AT_REST.get(name, 0)))
             still = with_outcome if len(value) == self.num_steps else value[-1]  # else it is what was seen
-            arrays[name] = np.concatenate([value, np.stack([still] * more)])
+            arrays[name] = np.concatenate([value, np.repeat(still[None], steps - self.num_steps, axis=0)])
         return replace(self, **arrays)
 
     @property
     def num_steps(self) -> int:
-        """Return decisions of the episode."""
         return len(self.reward)
 
     @property
     def num_members(self) -> int:
-        """Return networks in the record."""
         return len(self.members)
 
     @property

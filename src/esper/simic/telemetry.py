@@ -8,7 +8,7 @@ do so by the clock alone and make no events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,15 +61,15 @@ def _slot_events(
     stage_from: Ints,
     stage_to: Ints,
     before: bool = False,
-) -> list[Event]:
-    """Return one event for each place where True [T, N, S]; before: of the seed before the action."""
+) -> Iterator[Event]:
+    """Yield one event for each place where True [T, N, S]; before: of the seed before the action."""
     blueprints = record.seen_blueprint[:-1] if before else record.blueprint
     styles = record.seen_style[:-1] if before else record.style
     bodies = record.seed_parameters[np.arange(len(record.slot_ids)), np.maximum(blueprints, 0)]
     sizes = bodies + _GATED[styles] * record.gate_parameters  # of a seed, its gate included
     event = partial(_event, record, round, kind)
-    return [
-        event(
+    for t, n, s in np.argwhere(where).tolist():
+        yield event(
             (t, n),
             slot=record.slot_ids[s],
             blueprint=Blueprint(int(blueprints[t, n, s])).name,
@@ -77,63 +77,49 @@ def _slot_events(
             stage_to=Stage(int(stage_to[t, n, s])).name,
             numbers=_numbers(record, t, n, s) | {"parameters": float(sizes[t, n, s])},
         )
-        for t, n, s in np.argwhere(where).tolist()
-    ]
 
 
-def _refusals(record: EpisodeRecord, round: int) -> list[Event]:
-    """Return actions that a gate refused."""
-    event, events = partial(_event, record, round, "gate_refused"), []
+def _refusals(record: EpisodeRecord, round: int) -> Iterator[Event]:
+    """Yield actions that a gate refused."""
+    event = partial(_event, record, round, "gate_refused")
     for t, n in np.argwhere(record.refused_by != int(Gate.NONE)).tolist():
         s = int(record.choices[t, n, Head.SLOT])
         blueprint = int(record.seen_blueprint[t, n, s])
-        events.append(
-            event(
-                (t, n),
-                slot=record.slot_ids[s],
-                blueprint=Blueprint(blueprint).name if blueprint >= 0 else None,
-                stage_from=Stage(int(record.seen_stage[t, n, s])).name,
-                gate=Gate(int(record.refused_by[t, n])).name,
-                numbers=_numbers(record, t, n, s),
-            )
-        )
-    return events
-
-
-def _rollbacks(record: EpisodeRecord, round: int) -> list[Event]:
-    """Return members that the governor took back; each seed that this ended has an event of its own."""
-    event = partial(_event, record, round, "rolled_back")
-    return [
-        event(
+        yield event(
             (t, n),
-            numbers=_finite(
-                loss=record.measured_loss[t, n],
-                training_loss=record.training_loss[t, n],
-                loss_before=record.loss[t, n],
-                restored_loss=record.loss[t + 1, n],
-                seeds_ended=record.rolled_back[t, n].sum(),
-                reward=record.reward[t, n],
-            ),
+            slot=record.slot_ids[s],
+            blueprint=Blueprint(blueprint).name if blueprint >= 0 else None,
+            stage_from=Stage(int(record.seen_stage[t, n, s])).name,
+            gate=Gate(int(record.refused_by[t, n])).name,
+            numbers=_numbers(record, t, n, s),
         )
-        for t, n in np.argwhere(record.panicked).tolist()
-    ]
 
 
-def _rate_changes(record: EpisodeRecord, round: int) -> list[Event]:
-    """Return what was done to learning rates, where controllers set them."""
+def _rollbacks(record: EpisodeRecord, round: int) -> Iterator[Event]:
+    """Yield members that the governor took back; each seed that this ended has an event of its own."""
+    event = partial(_event, record, round, "rolled_back")
+    for t, n in np.argwhere(record.panicked).tolist():
+        numbers = _finite(
+            loss=record.measured_loss[t, n],
+            training_loss=record.training_loss[t, n],
+            loss_before=record.loss[t, n],
+            restored_loss=record.loss[t + 1, n],
+            seeds_ended=record.rolled_back[t, n].sum(),
+            reward=record.reward[t, n],
+        )
+        yield event((t, n), numbers=numbers)
+
+
+def _rate_changes(record: EpisodeRecord, round: int) -> Iterator[Event]:
+    """Yield what was done to learning rates, where controllers set them."""
     if record.rates is None:
-        return []
+        return
     done, scale = rate_choices(record), record.rates[..., 1]
     event = partial(_event, record, round, "rate_changed")
-    return [
-        event(
-            (t, n),
-            rate=Rate(int(done[t, n])).name,
-            numbers={"rate": float(scale[t + 1, n]), "rate_before": float(scale[t, n])}
-            | _finite(loss=record.loss[t, n], accuracy=record.accuracy[t, n]),
-        )
-        for t, n in np.argwhere(done != Rate.KEEP).tolist()
-    ]
+    for t, n in np.argwhere(done != Rate.KEEP).tolist():
+        numbers = {"rate": float(scale[t + 1, n]), "rate_before": float(scale[t, n])}
+        numbers |= _finite(loss=record.loss[t, n], accuracy=record.accuracy[t, n])
+        yield event((t, n), rate=Rate(int(done[t, n])).name, numbers=numbers)
 
 
 def rate_choices(record: EpisodeRecord) -> Ints:
@@ -172,19 +158,17 @@ def summarize_round(
 
     progress: how far the run is and the learning rate, by the names of `RoundSummary`.
     """
-    above = dict[str, float]()
     # [T, ops] the share of members whose executed op was each
     by_step = (record.executed_op[:, :, None] == np.arange(len(Op))).mean(axis=1)
     # Seeds per member; a blueprint that nobody planted is left out.
     seeds = np.bincount(record.blueprint[record.germinated], minlength=len(Blueprint)) / record.num_members
-    planted = {f"planted/{b.name}": float(seeds[b]) for b in Blueprint if seeds[b] > 0}
-    ends = {"return": record.returns, "accuracy": record.accuracy[-1]}
-    ends["parameter_ratio"] = record.parameter_ratio[-1]
-    for name, values in ends.items():
+    extra = {f"planted/{b.name}": float(seeds[b]) for b in Blueprint if seeds[b] > 0}
+    if control is not None:  # the same networks without growth
+        above = mean_interval((record.returns - control.returns).tolist())
+        extra["above_twin"], extra["above_twin_ci"] = above
+    ends = (record.returns, record.accuracy[-1], record.parameter_ratio[-1])
+    for name, values in zip(("return", "accuracy", "parameter_ratio"), ends, strict=True):
         progress[f"{name}_mean"], progress[f"{name}_ci"] = mean_interval(values.tolist())
-    if control is not None:
-        mean, half = mean_interval((record.returns - control.returns).tolist())
-        above = {"above_twin": mean, "above_twin_ci": half}  # the same networks without growth
     return RoundSummary(
         **progress,
         members=record.num_members,
@@ -202,9 +186,8 @@ def summarize_round(
             "flops": float(record.flops.mean()),
             "epochs_done": update.epochs_done,
             "entropy_coefficient": update.entropy_coefficient,
-        }
-        | planted
-        | above,
+            **extra,
+        },
         anomalies=_anomalies(record, update),
     )
 

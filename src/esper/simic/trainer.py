@@ -39,8 +39,6 @@ from esper.utils.gather import Gather, Piece, gather_pieces, held_shards
 from esper.utils.rows import add_prefix, strip_prefix
 
 CONTROL = "control"
-_ROUNDS_DONE = "rounds_done"
-_SECONDS = "seconds"
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,6 @@ class Round:
     summary: RoundSummary
     record: EpisodeRecord  # of the learner's own members
     update: UpdateMetrics
-
-
-Records = dict[str, EpisodeRecord]  # by block
 
 
 class Trainer:
@@ -81,7 +76,13 @@ class Trainer:
         self.environments = self._make_environments(specs, 1)
         plans = max(learner.plans for learner in learners)
         self._taught = self.environments if plans == 1 else self._make_environments(specs, plans)
-        self._check_episode_length()
+        most = max(shards[0].steps for shards in self.environments)
+        capacity = min(learner.steps for learner in learners)
+        if most > capacity:
+            raise UserError(
+                f"episode.flops pays for {most:,} steps of the bare host, and a learner keeps {capacity:,}; "
+                f"set episode.steps to {most:,}, or give fewer FLOPs"
+            )
         self.rounds = rounds
         self.rounds_done = 0
         self.seconds = 0.0
@@ -101,16 +102,6 @@ class Trainer:
             for spec in specs
         ]
 
-    def _check_episode_length(self) -> None:
-        """Raise UserError where an episode may have more steps than a learner can remember."""
-        most = max(shards[0].steps for shards in self.environments)
-        capacity = min(learner.steps for learner in self.learners.values())
-        if most > capacity:
-            raise UserError(
-                f"episode.flops pays for {most:,} steps of the bare host, and a learner keeps {capacity:,}; "
-                f"set episode.steps to {most:,}, or give fewer FLOPs"
-            )
-
     @property
     def environment(self) -> GrowthEnvironment:
         """Return the environment of the latest round, of this process's first shard; the first before any."""
@@ -127,7 +118,6 @@ class Trainer:
         taught = any(learner.plans > 1 for learner in self.learners.values())
         environments = self._taught if taught else self.environments
         records = self._play_shards(environments[self.rounds_done % len(environments)])
-        # Every process updates from all shards, so that weights stay equal without being sent.
         updates = {
             name: learner.agent.update(learner.buffer, imitate=learner.imitates)
             for name, learner in self.learners.items()
@@ -136,21 +126,20 @@ class Trainer:
         self.seconds += time.perf_counter() - begun
         rounds = {}
         for name, update in updates.items():
-            record = records[name]
             summary = summarize_round(
-                record,
+                records[name],
                 update,
                 records.get(CONTROL),
                 round=self.rounds_done,
                 rounds=self.rounds,
-                member_epochs=self.rounds_done * len(self.blocks.controllers) * record.reward.size,
+                member_epochs=self.rounds_done * len(self.blocks.controllers) * records[name].reward.size,
                 seconds=self.seconds,
                 learning_rate=self.learners[name].agent.config.learning_rate,
             )
-            rounds[name] = Round(summary, record, update)
+            rounds[name] = Round(summary, records[name], update)
         return rounds
 
-    def _play_shards(self, shards: Sequence[GrowthEnvironment]) -> Records:
+    def _play_shards(self, shards: Sequence[GrowthEnvironment]) -> dict[str, EpisodeRecord]:
         """Play one episode of every shard, those of other processes too; return the record of each block.
 
         Afterwards the buffers of the learners hold the transitions of all shards.
@@ -182,15 +171,12 @@ class Trainer:
             for block, record in records.items()
         }
 
-    def _play(self, environment: GrowthEnvironment) -> Records:
+    def _play(self, environment: GrowthEnvironment) -> dict[str, EpisodeRecord]:
         """Play the episode of one shard and return the record of each block; errors name members and step."""
         spans = self.blocks.spans(environment.num_members)
         try:
             record = play(
-                environment,
-                self.blocks,
-                self.rounds_done,
-                on_step=lambda result: self.record_steps(result, spans),
+                environment, self.blocks, self.rounds_done, lambda result: self.record_steps(result, spans)
             )
         except Exception as error:
             first, last = environment.spec.members[[0, -1]].tolist()
@@ -220,10 +206,8 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what a checkpoint between two rounds holds."""
-        state = {
-            _ROUNDS_DONE: torch.tensor(self.rounds_done),
-            _SECONDS: torch.tensor(self.seconds, dtype=torch.float64),
-        }
+        state = {"rounds_done": torch.tensor(self.rounds_done)}
+        state["seconds"] = torch.tensor(self.seconds, dtype=torch.float64)
         for name, learner in self.learners.items():
             state |= add_prefix(name, learner.agent.state_dict())
         return state
@@ -232,5 +216,5 @@ class Trainer:
         """Load what `state_dict` returned; raise ValueError where a tensor of an agent does not fit."""
         for name, learner in self.learners.items():
             learner.agent.load_state_dict(strip_prefix(name, state))
-        self.rounds_done = int(state[_ROUNDS_DONE])
-        self.seconds = float(state[_SECONDS])
+        self.rounds_done = int(state["rounds_done"])
+        self.seconds = float(state["seconds"])

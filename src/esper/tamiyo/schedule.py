@@ -116,16 +116,28 @@ class Schedule(Controller):
         """Return the actions of this step in their order: every slot that is due is planted and advanced."""
         lines, blueprint = self._due(observation)
         self._remaining -= lines.long()
-        slots, due, grows, found = observation.slots, lines.any(dim=0), grows_block(blueprint), []
+        due, grows = lines.any(dim=0), grows_block(blueprint)  # [N, S]
+        blending = observation.slots.stage == Stage.BLENDING
+        orders = [(Op.GERMINATE, due)]
+        if self._plants:  # a grown block is active at once; any other seed is advanced to its ramp
+            orders += [(Op.ADVANCE, due & ~grows), (Op.ADVANCE, (due & ~grows) | blending)]
+        orders.append((Op.FOSSILIZE, (due & grows) | blending))  # a seed whose ramp is over
         # The order of a step's actions is part of the result: slot by slot, germinate before fossilise.
-        for s in range(slots.num_slots):  # a step's actions are a list, whatever the members do
-            found += self._plant_and_advance(s, due[:, s], blueprint[:, s], grows[:, s], slots.stage[:, s])
+        found = []
+        for s in range(observation.num_slots):
+            details = planting_details(blueprint[:, s], Style.LINEAR_ADD, Tempo.FAST)
+            at = torch.full_like(blueprint[:, s], s)
+            for op, where in orders:
+                found.append(build_actions(torch.where(where[:, s], int(op), int(Op.WAIT)), at, details))
         return found
 
     def _due(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Find the line that is due on each free slot, and its blueprint.  # [lines, N, S], [N, S]"""
-        if self._first:
-            self._drop_other_budgets(observation.steps_left * self._batches)
+        if self._first:  # drop the lines that are meant for other budgets
+            self._first, updates = False, observation.steps_left * self._batches
+            for k, line in enumerate(self.events):
+                least, limit = line.updates
+                self._remaining[k] *= ((updates >= least) & (updates < limit)).unsqueeze(1)
         stage = observation.slots.stage
         # At most one line a slot in a step: the earliest that is due takes it.
         free, blueprint = stage == Stage.DORMANT, torch.zeros_like(stage)
@@ -135,28 +147,6 @@ class Schedule(Controller):
             blueprint = torch.where(lines[k], int(line.blueprint), blueprint)
             free = free & ~lines[k]
         return lines, blueprint
-
-    def _drop_other_budgets(self, updates: Tensor) -> None:
-        """Drop the lines that are meant for other budgets.  # updates [N]: that a budget pays for"""
-        self._first = False
-        for k, line in enumerate(self.events):
-            least, limit = line.updates
-            self._remaining[k] *= ((updates >= least) & (updates < limit)).unsqueeze(1)
-
-    def _plant_and_advance(
-        self, slot: int, due: Tensor, blueprint: Tensor, grows: Tensor, stage: Tensor
-    ) -> list[Actions]:
-        """Plant and advance in one slot; fossilise a seed whose ramp is over.  # each [N]"""
-        details = planting_details(blueprint, Style.LINEAR_ADD, Tempo.FAST)
-        at = torch.full_like(blueprint, slot)
-        blending = stage == Stage.BLENDING
-        slowly = [(Op.ADVANCE, due & ~grows), (Op.ADVANCE, (due & ~grows) | blending)]
-        orders = [  # a grown block is active at once; any other seed is advanced to its ramp
-            (Op.GERMINATE, due),
-            *(slowly if self._plants else []),
-            (Op.FOSSILIZE, (due & grows) | blending),
-        ]
-        return [build_actions(torch.where(who, int(op), int(Op.WAIT)), at, details) for op, who in orders]
 
 
 class PacedSchedule(Schedule):
@@ -177,14 +167,11 @@ class PacedSchedule(Schedule):
         lines, wanted = self._due(observation)
         legal = lines.any(dim=0) & masks.blueprint.gather(1, wanted)  # [N, S]
         slot = (legal & masks.slot_by_op[:, Op.GERMINATE]).int().argmax(dim=1, keepdim=True)  # the first
-        everywhere = torch.ones_like(legal)
-        candidates = {Op.GERMINATE: legal, Op.FOSSILIZE: everywhere}
-        blueprint = wanted.gather(1, slot).squeeze(1)
-        details = planting_details(blueprint, Style.LINEAR_ADD, Tempo.FAST)
+        candidates = {Op.GERMINATE: legal, Op.FOSSILIZE: torch.ones_like(legal)}
+        details = planting_details(wanted.gather(1, slot).squeeze(1), Style.LINEAR_ADD, Tempo.FAST)
         actions = first_legal(candidates, masks, details)
         # Only what was planted is struck off: a member that could not act keeps what it owes.
-        planted = torch.zeros_like(legal).scatter(
-            1, slot, (actions.choices[:, Head.OP] == Op.GERMINATE).unsqueeze(1)
-        )
+        germinates = (actions[Head.OP] == Op.GERMINATE).unsqueeze(1)
+        planted = torch.zeros_like(legal).scatter(1, slot, germinates)
         self._remaining -= (lines & planted).long()
         return actions

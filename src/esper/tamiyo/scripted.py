@@ -1,7 +1,4 @@
-"""Controllers that follow a script: the controls that a learned one is measured against.
-
-Each keeps its memory as rows, so that no decision loops over members or waits for the device.
-"""
+"""Controllers that follow a script: the controls that a learned one is measured against."""
 
 from __future__ import annotations
 
@@ -62,20 +59,15 @@ def any_legal(mask: Tensor, uniform: Tensor) -> Tensor:
     return kth_legal(mask, (uniform * count).long().minimum(count - 1))
 
 
-# ---- controls ------------------------------------------------------------------------------------------
-
-
 class Static(Controller):
     """Never grows anything."""
 
     uses_metrics = False
 
     def begin(self, info: EpisodeInfo) -> None:
-        """Start an episode; there is nothing to remember."""
         self._waits = Actions.wait(info.num_members, info.device)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
-        """Return WAIT for every member."""
         return self._waits
 
 
@@ -95,10 +87,8 @@ class RandomLegal(Controller):
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """Draw an op, then a slot under it, then the other heads, all among what is legal."""
-        info, count = self._info, len(Head) + 1
-        draws = random_uniform(
-            info.seed, info.members, Stream.CONTROL, info.counter(step), count
-        )  # [N, count]
+        info = self._info
+        draws = random_uniform(info.seed, info.members, Stream.CONTROL, info.counter(step), len(Head) + 1)
         others = masks.op.clone()
         others[:, Op.GERMINATE] = False
         germinates = masks.op[:, Op.GERMINATE] & (draws[:, -1] < self.germination_rate)

@@ -97,10 +97,10 @@ def _splits(seed: int) -> tuple[Splits, NDArray[np.int64]]:
     """Return the splits in their natural order, and the published shuffle of the 40 samples."""
     train_size, validation_size, test_size = MNIST1D.sizes
     inputs, targets, order = generate(PUBLISHED_SEED + seed, train_size + test_size)
-    extra_inputs, extra_targets, _ = generate(PUBLISHED_SEED + VALIDATION_SEED_OFFSET + seed, validation_size)
+    extra = generate(PUBLISHED_SEED + VALIDATION_SEED_OFFSET + seed, validation_size)
     splits = Splits(
         as_split(inputs[:train_size], targets[:train_size]),
-        as_split(extra_inputs, extra_targets),
+        as_split(*extra[:2]),
         as_split(inputs[train_size:], targets[train_size:]),
     )
     return splits, order

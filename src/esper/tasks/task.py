@@ -196,8 +196,7 @@ def load_task(name: str, seed: int = 0) -> Task:
 
 
 def build_task(entry: TaskEntry, splits: Splits) -> Task:
-    """Standardize the splits by the training split alone and put the task together."""
-    # Statistics of the training split alone: validation and test data must not leak into them.
+    """Standardize the splits by the training split alone, so that no other leaks, and build the task."""
     standardize = _standardize(splits.train.inputs, entry.scaling)
 
     def scale(split: Split) -> Split:

@@ -88,9 +88,8 @@ def _requests(run: Path) -> Iterator[tuple[str, Any]]:
     """Yield what the page may ask for, the most needed first, with the response of the server: a record, or
     the bytes of a file.
     """
-    about, name = facts(run), run.resolve().name
-    status = state(run)
-    yield "api/runs", [{"name": name, "state": "stopped" if status == "running" else status}]
+    about, status = facts(run), state(run)
+    yield "api/runs", [{"name": run.resolve().name, "state": "stopped" if status == "running" else status}]
     yield "api/facts", about
     yield "api/rounds", {"at": "", "restarted": False, **_rounds(run)}
     rounds = about["trajectories"] or ([last["round"]] if (last := last_round(run)) else [0])

@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +148,6 @@ def make_app(
         at = {name: Position.parse(text) for name, text in zip(names, begun, strict=False)}
         return StreamingResponse(_stream_events(library, runs, at, stopping), media_type="text/event-stream")
 
-    page = Path(str(resources.files("esper.watch") / "page"))
     return Starlette(
         routes=[
             Route("/api/runs", list_runs),  # each with its state
@@ -157,7 +155,7 @@ def make_app(
             Route("/api/events", read_events),  # of one round
             Route("/api/trajectories", read_trajectories),  # the slots of one round, as the file has them
             Route("/api/stream", stream),  # the rounds as they are written, as server-sent events
-            Mount("/", StaticFiles(directory=page, html=True)),
+            Mount("/", StaticFiles(packages=[("esper.watch", "page")], html=True)),
         ],
         exception_handlers={UserError: lambda _, error: JSONResponse({"error": str(error)}, 404)},
         middleware=[
@@ -165,7 +163,7 @@ def make_app(
             # Another site may point a name of its own at loopback, but it does not know the token.
             Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS)
             if token is None
-            else Middleware(_Token, token=token),
+            else Middleware(_with_token, token=token),
         ],
     )
 
@@ -234,26 +232,25 @@ def _with_headers(app: ASGIApp) -> ASGIApp:
     return answer
 
 
-class _Token:
-    """Lets requests with the token pass: in the address once, which sets a cookie, then in the cookie."""
+def _with_token(app: ASGIApp, token: str) -> ASGIApp:
+    """Let requests with the token pass: in the address once, which sets a cookie, then in the cookie."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self.app, self.token = app, token
+    def fits(given: str) -> bool:
+        return secrets.compare_digest(given.encode(), token.encode())
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         # Cookies do not tell ports apart: two servers on one machine need a name each.
         cookie = f"esper-{(scope.get('server') or ('', 0))[1]}"
-        answer: ASGIApp = self.app
-        if "token" in request.query_params and self._fits(request.query_params["token"]):
-            answer = RedirectResponse("/", 303)  # so that the token is not in the history of the browser
-            answer.set_cookie(cookie, self.token, httponly=True, samesite="strict")
-        elif not self._fits(request.cookies.get(cookie, "")):
-            answer = PlainTextResponse("open the whole address that 'esper watch' printed\n", 403)
-        await answer(scope, receive, send)
+        reply = app
+        if fits(request.query_params.get("token", "")):
+            reply = RedirectResponse("/", 303)  # so that the token is not in the history of the browser
+            reply.set_cookie(cookie, token, httponly=True, samesite="strict")
+        elif not fits(request.cookies.get(cookie, "")):
+            reply = PlainTextResponse("open the whole address that 'esper watch' printed\n", 403)
+        await reply(scope, receive, send)
 
-    def _fits(self, given: str) -> bool:
-        return secrets.compare_digest(given.encode(), self.token.encode())
+    return answer
 
 
 def open_socket(port: int | None, host: str = ADDRESS) -> socket.socket:

@@ -58,10 +58,6 @@ def ppo_loss(
     # Means over all steps that read any head: their sum over heads has the gradient of the whole action's
     # log-probability. Means over each head's readers would weigh the noise of a rarely read head as much.
     acting = weight.any(-1).sum().clamp(min=1)
-
-    def sum_heads(values: Tensor) -> Tensor:
-        return torch.where(weight, values, 0.0).sum((0, 1))  # [H]
-
     # An imitator has no old policy: the teacher acted. The ratio is then 1 and KL and clipping are idle.
     old = output.log_prob.detach() if imitate else batch.steps.log_prob
     log_ratio = output.log_prob - old  # [N, T, H]
@@ -71,11 +67,11 @@ def ppo_loss(
     clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
     earned = torch.minimum(ratio * advantage, clipped * advantage)
     surrogate = output.log_prob * batch.weights.view(-1, 1, 1) if imitate else earned
-    policy_loss = -(sum_heads(surrogate) / acting).sum()
+    policy_loss = -(torch.where(weight, surrogate, 0.0).sum((0, 1)) / acting).sum()
 
     # ½ (V − R)², both in units of the value normalizer.
     value_loss = masked_mean(0.5 * (output.value - batch.returns).square(), batch.valid)
-    entropy = sum_heads(output.entropy)  # [H]
+    entropy = torch.where(weight, output.entropy, 0.0).sum((0, 1))  # [H]
     outside = ((ratio.detach() - 1).abs() > config.clip).float()
     entropy_bonus = entropy_coefficient * (entropy / acting).sum()
     if config.entropy_floor:
@@ -94,7 +90,6 @@ def ppo_loss(
 
 def standardize(advantages: Tensor, weight: Tensor) -> Tensor:
     """Shift and scale to zero mean and unit variance over the steps that count.  # [N, T]"""
-    # Â = (A − mean) / std over the steps that carry an actor loss.
     centered = advantages - masked_mean(advantages, weight)
     scale = masked_mean(centered.square(), weight).sqrt()
     return torch.where(weight, centered / scale.clamp(min=1e-8), 0.0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-LEAST_SCALE = 1e-4  # equal returns have no deviation to divide by
-
 
 class ValueNormalizer(nn.Module):
     """Mean and variance of all returns seen so far, in whose units the value head is trained.
@@ -27,7 +25,7 @@ class ValueNormalizer(nn.Module):
 
     def scale(self) -> Tensor:
         """Return the standard deviation, never 0.  # [1] float32"""
-        return self.variance.sqrt().clamp(min=LEAST_SCALE).float()
+        return self.variance.sqrt().clamp(min=1e-4).float()  # equal returns have no deviation to divide by
 
     def normalize(self, values: Tensor) -> Tensor:
         """Shift and scale to zero mean and unit variance."""

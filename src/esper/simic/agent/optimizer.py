@@ -7,8 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-
 
 class VetoAdam:
     """torch's fused Adam, with its state spelled out as plain tensors by parameter name.
@@ -36,7 +34,6 @@ class VetoAdam:
 
     def step(self, vetoed: Tensor) -> None:
         """Take one step of Adam, or none at all where vetoed [] is True."""
-        # found_inf = 1 makes the fused kernel skip weights, moments and step count.
         self._adam.found_inf = vetoed.float()  # type: ignore[attr-defined]
         self._adam.step()
 
@@ -52,9 +49,9 @@ class VetoAdam:
     def state_dict(self) -> dict[str, Tensor]:
         """Return moments and step counts by `parameter.moment`; the tensors themselves, not copies."""
         return {
-            f"{name}.{moment}": self._adam.state[parameter][moment]
+            f"{name}.{moment}": value
             for name, parameter in self._parameters.items()
-            for moment in MOMENTS
+            for moment, value in self._adam.state[parameter].items()
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:

@@ -25,8 +25,6 @@ from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.rows import add_prefix, check_like, map_tensors, strip_prefix
 from esper.utils.streams import Stream, random_order
 
-ADAM_EPSILON = 1e-5
-
 
 @dataclass(frozen=True)
 class UpdateMetrics:
@@ -107,7 +105,7 @@ class PPOAgent:
         self.device = torch.device(device)
         self.seed = seed
         self.policy = policy.to(self.device)
-        self.optimizer = VetoAdam(policy, self.config.learning_rate, ADAM_EPSILON)
+        self.optimizer = VetoAdam(policy, self.config.learning_rate, epsilon=1e-5)
         self.value_normalizer = ValueNormalizer().to(self.device)
         self.updates = 0
         self._imitates = False
@@ -130,12 +128,13 @@ class PPOAgent:
         observation, masks: records of [N, ...]; state [N, state]; resets [N] clears a member's memory first.
         Returns the step, without its reward and its end, and the memory after it.  # [N, state]
         """
+        as_sequence = partial(torch.unsqueeze, dim=1)  # a step is a sequence of length 1
         output = self.policy.sequence(
-            map_tensors(_as_sequence, observation),
-            map_tensors(_as_sequence, masks),
+            map_tensors(as_sequence, observation),
+            map_tensors(as_sequence, masks),
             state,
-            _as_sequence(resets),
-            uniforms=None if uniforms is None else _as_sequence(uniforms),
+            as_sequence(resets),
+            uniforms=None if uniforms is None else as_sequence(uniforms),
         )
         value = self.value_normalizer.denormalize(output.value[:, 0])
         nothing, never = torch.zeros_like(value), torch.zeros_like(resets)
@@ -165,7 +164,7 @@ class PPOAgent:
         """
         config, self._imitates = self.config, imitate
         buffer.compute_advantages_and_returns(config.gamma, config.lam, bootstrap_values)
-        batch, summary = self._prepare(buffer.get_batched_sequences())
+        batch, figures = self._prepare(buffer.get_batched_sequences())
         entropy = torch.full((), self.entropy_coefficient, device=self.device)
         broken = buffer.fault() > 0
         stopped, sums = torch.zeros_like(broken), list[Tensor]()
@@ -179,12 +178,12 @@ class PPOAgent:
             if self._may_read and bool(stopped):
                 break
 
-        faults = {"buffer_fault": buffer.fault(), "policy_fault": self._fault}
         means, heads, steps = sums
         numbers = read_back(
             {
-                **faults,
-                **summary,
+                "buffer_fault": buffer.fault(),
+                "policy_fault": self._fault,
+                **dict(zip(("explained_variance", "steps_learned", "steps_dropped"), figures, strict=True)),
                 **dict(zip(MEANS, means[:-1] / means[-1].clamp(min=1), strict=True)),
                 "head_entropy": heads[0] / heads[1],  # NaN for a head that no minibatch read
                 "steps_taken": steps[0],
@@ -224,16 +223,13 @@ class PPOAgent:
         self.value_normalizer.load_state_dict(strip_prefix("value_normalizer", tensors))
         self.updates, self.seed = int(tensors["updates"]), int(tensors["seed"])
 
-    def _prepare(self, rollout: Sequences) -> tuple[Sequences, dict[str, Tensor]]:
-        """Return the rollout in the network's units, and figures about it by name.  # each []"""
+    def _prepare(self, rollout: Sequences) -> tuple[Sequences, list[Tensor]]:
+        """Return the rollout in the network's units, and the figures of `_scale`."""
         steps = rollout.steps
         learned, returns, advantages, *figures = self._scaled(
             rollout.valid, rollout.returns, rollout.advantages, steps.value, steps.forced
         )
-        batch = replace(rollout, valid=learned, advantages=advantages, returns=returns)
-        return batch, dict(
-            zip(("explained_variance", "steps_learned", "steps_dropped"), figures, strict=True)
-        )
+        return replace(rollout, valid=learned, advantages=advantages, returns=returns), figures
 
     def _scale(
         self, valid: Tensor, returns: Tensor, advantages: Tensor, value: Tensor, forced: Tensor
@@ -241,7 +237,7 @@ class PPOAgent:
         """Update the units of V with these returns, and bring the rollout into the new ones.
 
         valid, forced: which steps are real, and which left no choice. Everything [N, T]
-        Returns the steps to learn from, returns and advantages [N, T], and the figures of `_prepare` [].
+        Returns the steps to learn from, returns and advantages [N, T], and figures of the update [].
         """
         finite = returns.isfinite() & advantages.isfinite()
         learned = valid & finite
@@ -312,9 +308,8 @@ class PPOAgent:
         """Record the last member and head at fault, on the device.  # fault [n, T, H], rows [n]"""
         num_heads = fault.shape[2]
         members = torch.arange(len(fault), device=self.device) if rows is None else rows
-        heads = torch.arange(num_heads, device=self.device)
         # One integer above 0 names member and head, so that one maximum keeps it.
-        code = members.unsqueeze(1) * num_heads + heads + 1  # [n, H]
+        code = members.unsqueeze(1) * num_heads + torch.arange(1, num_heads + 1, device=self.device)  # [n, H]
         self._fault.copy_(torch.maximum(self._fault, (code * fault.any(1)).amax()))
 
     def _raise_fault(self, code: int) -> None:
@@ -325,8 +320,3 @@ class PPOAgent:
                 f"member {member}, head {self.policy.head_names[head]!r} has no legal choice; an op is legal "
                 "only if each head that it reads has one, and actions need the masks they were sampled under"
             )
-
-
-def _as_sequence(step: Tensor) -> Tensor:
-    """Make a step a sequence of length 1.  # [N, ...] → [N, 1, ...]"""
-    return step.unsqueeze(1)

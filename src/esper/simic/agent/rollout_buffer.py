@@ -64,7 +64,7 @@ class TamiyoRolloutBuffer:
 
         def allocate(tensor: Tensor) -> Tensor:
             # Rows that sit a step out write to a spare last row: no index depends on how many are active.
-            size = (num_members + 1, horizon, *tensor.shape[1:])  # the last row is spare, see _scatter
+            size = (num_members + 1, horizon, *tensor.shape[1:])
             return torch.zeros(size, dtype=tensor.dtype, device=self.device)
 
         storage = map_tensors(allocate, example)
@@ -159,8 +159,7 @@ class TamiyoRolloutBuffer:
         if bootstrap_values is not None:
             after = bootstrap_values.to(steps.value.dtype).unsqueeze(1)
         # v'_t = v_{t+1} inside a row, the bootstrap value after its last step and at every truncation.
-        following = torch.cat((steps.value[:, 1:], after), dim=1)
-        following = following.scatter(1, last, after)
+        following = torch.cat((steps.value[:, 1:], after), dim=1).scatter(1, last, after)
         following = torch.where(steps.truncated, steps.bootstrap_value, following)
         ends = steps.terminated, steps.truncated
         rows = GaeInputs(steps.reward, steps.value, following, *ends, self.step_counts)

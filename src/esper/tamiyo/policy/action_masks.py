@@ -17,13 +17,7 @@ from torch import Tensor
 from esper.lifecycle.actions import AlphaCurve, AlphaSpeed, AlphaTarget, Blueprint, Head, Op, Style, Tempo
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.legality import blueprint_table, fitting_in_time, legal_slots_by_op
-from esper.lifecycle.slot_states import (
-    NO_BLUEPRINT,
-    AlphaMode,
-    SlotConfig,
-    SlotEvidence,
-    SlotStates,
-)
+from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotConfig, SlotEvidence, SlotStates
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.utils.devices import device_table
 from esper.utils.rows import RowRecord
@@ -147,9 +141,8 @@ def compute_batch_masks(
     slot_by_op = legal_slots_by_op(states, config, evidence, steps_left, uses_metrics, fits)  # [N, ops, S]
     constant = _constant_heads(device, topology, states.num_members)
     if fits is not None:
-        begins = slot_by_op[:, Op.GERMINATE].unsqueeze(2) & fits  # [N, S, blueprints]
+        found = (slot_by_op[:, Op.GERMINATE].unsqueeze(2) & fits).any(dim=1)  # [N, blueprints]
         # Where nothing can begin the head is not read, but its mask may not be empty.
-        found = begins.any(dim=1)
         blueprint = torch.where(found.any(dim=1, keepdim=True), found, constant["blueprint"])
         constant = {**constant, "blueprint": blueprint}
     op = slot_by_op.any(dim=2)

@@ -20,7 +20,7 @@ class ActionEvaluation:
     """What the heads say about given actions; all [..., H]."""
 
     log_prob: Tensor  # float32, 0 where the head is not read
-    entropy: Tensor  # divided by ln(legal choices): 0..1; 0 where the head is not read
+    entropy: Tensor  # Shannon's, divided by ln(legal choices): 1 is uniform; 0 where the head is not read
     fault: Tensor  # bool: the head is read, and its choice is not legal, as where nothing is
 
 
@@ -64,16 +64,13 @@ class MaskedHeads:
         index = actions.unsqueeze(-1)
         log_prob = self.log_probs.gather(-1, index).squeeze(-1)
         allowed = self.legal.gather(-1, index).squeeze(-1) > 0
+        # H / ln n; a single legal choice has H = 0, so ln 2 is as good a divisor as any.
+        entropy = -(self.probs * self.log_probs).sum(-1) / self.num_legal.clamp(min=2).log()
         return ActionEvaluation(
             log_prob=log_prob.masked_fill(~(relevant & allowed), 0.0),
-            entropy=self.entropy().masked_fill(~relevant, 0.0),
+            entropy=entropy.masked_fill(~relevant, 0.0),
             fault=relevant & ~allowed,
         )
-
-    def entropy(self) -> Tensor:
-        """Return shannon entropy over ln(legal choices): 1 is uniform, 0 is a single choice.  # [..., H]"""
-        # H / ln n; a single legal choice has H = 0, so ln 2 is as good a divisor as any.
-        return -(self.probs * self.log_probs).sum(-1) / self.num_legal.clamp(min=2).log()
 
 
 @device_table

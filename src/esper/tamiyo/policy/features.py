@@ -110,9 +110,8 @@ class FeatureInputs:
     @cached_property
     def training(self) -> TrainingObservation:
         """Return that of the observation; NaN, which is unknown, where the rate is not the controller's."""
-        unknown = torch.full(
-            (len(fields(TrainingObservation)), self.slots.num_members), NAN, device=self.slots.device
-        )
+        shape = len(fields(TrainingObservation)), self.slots.num_members
+        unknown = torch.full(shape, NAN, device=self.slots.device)
         return self.observation.training or TrainingObservation(*unknown)
 
     def of_seed(self, value: Tensor) -> Tensor:
@@ -288,7 +287,6 @@ SLOT_COLUMNS = _in_layout_order(
            lambda s: s.of_seed(s.slots.age.log1p()), divisor=CLOCK_SCALE),
 )  # fmt: skip
 
-BLOCKS: dict[Block, tuple[Column, ...]] = {"base": BASE_COLUMNS, "rate": RATE_COLUMNS, "slot": SLOT_COLUMNS}
 COLUMNS = BASE_COLUMNS + SLOT_COLUMNS
 BASE_FEATURE_SIZE = sum(c.width for c in BASE_COLUMNS)
 RATE_FEATURE_SIZE = sum(c.width for c in RATE_COLUMNS)
@@ -310,14 +308,13 @@ def batch_obs_to_features(observation: Observation, rates: bool = False) -> tupl
     one after another.
     """
     seen = FeatureInputs.of(observation)
-    blocks = [_extract("base", seen), *([_extract("rate", seen)] if rates else [])]  # [N, base], [N, rate]
-    blocks.append(_extract("slot", seen).flatten(1))  # [N, S, slot] → [N, S · slot]
+    groups = (BASE_COLUMNS, RATE_COLUMNS, SLOT_COLUMNS) if rates else (BASE_COLUMNS, SLOT_COLUMNS)
+    blocks = [_extract(columns, seen).flatten(1) for columns in groups]  # [N, base], [N, rate], [N, S · slot]
     return _finish(torch.cat(blocks, dim=1), observation.num_slots, rates), observation.slots.blueprint
 
 
-def _extract(block: Block, seen: FeatureInputs) -> Tensor:
+def _extract(columns: Sequence[Column], seen: FeatureInputs) -> Tensor:
     """Extract all columns of a block side by side.  # [..., width]"""
-    columns = BLOCKS[block]
     values = [column.extract(seen).float() for column in columns]
     # One stack for all columns of width 1, instead of a cat of many narrow tensors.
     singles = [value for column, value in zip(columns, values, strict=True) if column.width == 1]

@@ -251,7 +251,10 @@ class TamiyoNet(nn.Module):
         legal = [slot_legal, legal_details, masks.op.unsqueeze(-2)]
         if self.rates:
             logits.append(self.rate_head(seen.memory).unsqueeze(-2))  # [N, T, 1, rates]
-            legal.append(_rate_mask(masks).unsqueeze(-2))
+            rates = masks.rate
+            if rates is None:  # the rate is not the controller's: only KEEP, the first choice
+                rates = pad(torch.ones_like(masks.op[..., :1]), (0, len(Rate) - 1))
+            legal.append(rates.unsqueeze(-2))
             choices.append(choose(slice(RATE_HEAD, RATE_HEAD + 1), logits[-1], legal[-1]))
             # Whatever the op is, the rate is read where there is more than KEEP to choose.
             relevant = torch.cat((relevant, legal[-1].sum(-1) > 1), dim=-1)
@@ -306,13 +309,6 @@ def pad_masks(masks: ActionMasks) -> Tensor:
     return pad(flat, (0, 1))[..., _padding_index(flat.device)]
 
 
-def _rate_mask(masks: ActionMasks) -> Tensor:
-    """Return the mask of the rate; only KEEP where the rate is not the controller's.  # [..., rates]"""
-    if masks.rate is not None:
-        return masks.rate
-    return pad(torch.ones_like(masks.op[..., :1]), (0, len(Rate) - 1))  # KEEP is the first
-
-
 def stack_heads(*groups: Tensor) -> Tensor:
     """Return groups of heads, in head order, padded with 0 to the widest.  # [..., H, C]"""
     choices = max(groups[0].shape[-1], DETAIL_CHOICES)
@@ -322,10 +318,6 @@ def stack_heads(*groups: Tensor) -> Tensor:
 @device_table
 def _padding_index() -> Tensor:
     """Return where each padded choice lies in the row of all masks; one past the end is False.  # [6, 13]"""
-    sizes = [len(HEAD_CHOICES[head]) for head in DETAIL_HEADS]
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    rows = [
-        [start + c if c < size else sum(sizes) for c in range(DETAIL_CHOICES)]
-        for start, size in zip(starts, sizes, strict=True)
-    ]
-    return torch.tensor(rows)
+    sizes = torch.tensor([[len(HEAD_CHOICES[head])] for head in DETAIL_HEADS])
+    starts, choices = sizes.cumsum(0) - sizes, torch.arange(DETAIL_CHOICES)
+    return torch.where(choices < sizes, starts + choices, sizes.sum())
