@@ -177,13 +177,14 @@ def test_flops_are_counted_where_an_example_is_given() -> None:
     assert esper.estimate(convolution, samples=10, example=example).flops == 3 * 10 * 2 * 9 * 9
 
 
-@pytest.mark.parametrize("per_parameter", [0.5, 2.0, 20.0])
+@pytest.mark.parametrize("per_parameter", [0.5, 1.5, 2.0, 20.0])
 def test_with_one_label_a_sample_nothing_grows(per_parameter: float) -> None:
     model = make(8)
     parameters = sum(p.numel() for p in model.parameters())
     expected = esper.estimate(model, samples=per_parameter * parameters / 4, epochs=4)
     assert expected.grow_at is None
     assert (expected.advice == "do not grow") == (per_parameter >= SAMPLES.smaller_below)
+    assert ("half of the depth may be better" in expected.reason) == (per_parameter == 1.5)
 
 
 @pytest.mark.parametrize(
