@@ -27,7 +27,7 @@ from studies import command_line, gpt, growth_grid
 
 RESULTS = Path(__file__).parent / "results"
 GPUS = ("h200", "6p-h200", "pilot-h200", "retuned-h200", "alone-h200", "middle-h200", "images-h200")
-FILES = [RESULTS / f"growth_grid-{name}.jsonl" for name in (*GPUS, "letter")]
+FILES = [RESULTS / f"growth_grid-{name}.jsonl" for name in (*GPUS, "letter", "letter-32", "letter-64")]
 ENOUGH = 3  # seeds: where an arm of a network has them, arms with fewer are not its best by luck
 LABELS = {"whole": "8 layers", "half": "4 layers", "grown": "4 layers that become 8"}
 STYLES = {"whole": ("s--", "C0"), "half": ("^:", "C1"), "grown": ("o-", "C2")}

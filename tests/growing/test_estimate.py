@@ -184,7 +184,7 @@ def test_with_one_label_a_sample_nothing_grows(per_parameter: float) -> None:
     expected = esper.estimate(model, samples=per_parameter * parameters / 4, epochs=4)
     assert expected.grow_at is None
     assert (expected.advice == "do not grow") == (per_parameter >= SAMPLES.smaller_below)
-    assert ("half of the depth may be better" in expected.reason) == (per_parameter == 1.5)
+    assert ("half of the depth was ahead" in expected.reason) == (per_parameter == 1.5)
 
 
 @pytest.mark.parametrize(

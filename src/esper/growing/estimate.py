@@ -38,7 +38,7 @@ class Law:
     measured: tuple[float, float]  # targets per parameter, the least and the most
     sizes: tuple[float, float]  # parameters, the least and the most
     smaller_below: float  # targets per parameter: with fewer, half of the depth is level or ahead,
-    perhaps_below: float = 0.0  # and with fewer than these it was ahead in some cases
+    maybe_smaller_below: float = 0.0  # and with fewer than these it was ahead in some cases
     saves: float = 0.0  # share of FLOPs at 20 targets per parameter
     fade: float = 0.0  # what it loses with each factor of e in the targets per parameter
     margin: float = 0.0  # half-width of what is quoted, wide enough for what was measured with other data
@@ -87,7 +87,9 @@ TOKENS = Law(
 # `letter` were level with the better of whole and half, or behind it; a ViT was ahead in accuracy at 0.95 and
 # 1.9, and behind in loss. Below 1 half of the depth was level with grown networks or ahead of them; it still
 # was at 1.4 for one of the perceptrons, and at 1.8 for the ResNet.
-SAMPLES = Law("samples", measured=(0.2, 14.0), sizes=(3.6e4, 3.6e6), smaller_below=1.0, perhaps_below=2.0)
+SAMPLES = Law(
+    "samples", measured=(0.2, 14.0), sizes=(3.6e4, 3.6e6), smaller_below=1.0, maybe_smaller_below=2.0
+)
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,9 @@ class Estimate:
                 limit = f"below {least:,.0f} growth was ahead in some runs and behind in others"
             return f"{self.name} has {self.parameters:,} parameters without embeddings, and {limit}"
         if self.advice == "do not grow" and not law.most:
-            smaller = "; half of the depth may be better: try it" * (self.per_parameter < law.perhaps_below)
-            return f"{seen}; for such data growth gained nothing but accuracy of one ViT{smaller}"
+            if self.per_parameter < law.maybe_smaller_below:
+                seen += ", where half of the depth was ahead in some cases"
+            return f"{seen}; for such data growth was level or behind in all but the accuracy of one ViT"
         if self.advice == "do not grow":
             return f"{seen}, and more than {law.most:g} were not measured"
         if self.advice == "grow":

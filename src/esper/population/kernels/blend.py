@@ -34,7 +34,7 @@ def _tanh(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _gate(h, w, U, P, tile, C: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The weights of a gate, the means of the units over their pixels, and their gates.
+    """Return the weights of a gate, the means of the units over their pixels, and their gates.
 
     [1, 1, C], [S, 1, C], [S, 1, 1]
     """
@@ -84,7 +84,7 @@ def _blend_backward(  # type: ignore[no-untyped-def]
     grad, s, h, w, ds, dh, dw, rows, alpha, blend, U, P, tiles, w_row,
     GATED: tl.constexpr, C: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """ds and dh of an entry from the gradient of its row; GATED: this program's share of dw too
+    """Write ds and dh of an entry from the gradient of its row; if GATED, also this program's share of dw.
 
     dw [E, tiles, C + 1]
     """
