@@ -88,8 +88,8 @@ def test_what_repeats_more_often_than_measured_is_trained_plainly(epochs: int, a
         (32, 20, "below 3,000,000 growth was ahead in some runs"),
         (32, 60, "below 3,000,000 growth was ahead in some runs"),  # not by a law of larger models
         (128, 20, "below 3,000,000 growth was ahead in some runs"),
-        (384, 10, "above 10,000,000 growth was level"),
-        (384, 20, "above 10,000,000 growth was level"),
+        (448, 10, "above 15,000,000 growth was level"),
+        (448, 20, "above 15,000,000 growth was level"),
     ],
 )
 def test_language_models_of_other_sizes_are_trained_plainly(width: int, tokens: int, limit: str) -> None:
@@ -97,6 +97,19 @@ def test_language_models_of_other_sizes_are_trained_plainly(width: int, tokens: 
     expected = esper.estimate(model, tokens=tokens * count_parameters(model))
     assert (expected.advice, expected.grow_at) == ("do not grow", None)
     assert f"parameters without embeddings, and {limit}" in expected.reason
+
+
+@pytest.mark.parametrize(
+    ("layers", "tokens", "advice"),
+    [(7, 20, "do not grow"), (8, 20, "grow"), (7, 10, "take half of the depth")],
+)
+def test_fewer_blocks_than_measured_are_not_grown(layers: int, tokens: int, advice: str) -> None:
+    model = GPT(256, 16, 256, layers, 4)
+    expected = esper.estimate(model, tokens=tokens * count_parameters(model))
+    assert (expected.advice, expected.grow_at is None) == (advice, advice != "grow")
+    assert ("has 7 blocks; savings were measured for 8 and more" in expected.reason) == (
+        advice == "do not grow"
+    )
 
 
 def byte_model(kind: str, **settings: Any) -> nn.Module:
