@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from esper.config import load_config
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import SEED_STAGES, Stage
-from esper.runs.checkpoints import load_checkpoint, save_checkpoint
+from esper.runs.checkpoints import CheckpointStore, load_checkpoint, save_checkpoint
 from esper.runs.trajectories import TrajectoryFolder
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.training import TrainingRun
@@ -114,6 +116,35 @@ def test_a_run_that_was_killed_in_its_first_round_begins_again(whole: Path, tmp_
     assert list(again.folder.events_file) == []
     play_out(again)
     assert_same_run(path, whole)
+
+
+def test_a_run_that_was_killed_after_it_went_back_lacks_no_round(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "back"
+    shutil.copytree(whole, path)
+    back = TrainingRun.resume(path, checkpoint=path / "checkpoints" / "round-000002.safetensors")
+    back.folder.close()  # killed before it has done a round
+    assert [line["round"] for line in metrics(path)] == [1, 2]
+    again = TrainingRun.resume(path)
+    assert again.trainer.rounds_done == 2
+    play_out(again)
+    assert_same_run(path, whole)
+
+
+def test_a_second_ctrl_c_while_a_round_is_written_does_not_count_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, rounds, save = tmp_path / "run", iter(range(ROUNDS)), CheckpointStore.save
+
+    def interrupted(*given: Any) -> None:
+        if next(rounds) == ROUNDS - 1:
+            raise KeyboardInterrupt
+        save(*given)
+
+    monkeypatch.setattr(CheckpointStore, "save", interrupted)
+    cli.run(["train", "--out", str(run), *sets(*SETTINGS)])
+    shown = capsys.readouterr()
+    assert "the round in flight is not kept" in shown.err
+    assert f"stopped with {ROUNDS - 1} of {ROUNDS} rounds saved; go on with: esper resume {run}" in shown.out
 
 
 def test_ctrl_c_is_answered_and_the_second_one_ends_at_once(

@@ -45,6 +45,7 @@ app = typer.Typer(
     help="Train neural networks that grow. A model of your own grows in Python: esper.grow(model, train); "
     "train, grow and compare study growth with small networks of Esper's own.",
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 for _function, _example in _COMMANDS:

@@ -51,7 +51,7 @@ class ControllerRun:
     record: EpisodeRecord
     test: TestResult
     potential: Floats  # [N] Φ with the test accuracy
-    epochs: float  # trained, in epochs of a decision step
+    epochs: Floats  # [N] trained, in epochs of a decision step
 
     def result(self) -> ControllerResult:
         """Return the figures that results.json holds, member by member."""
@@ -62,7 +62,7 @@ class ControllerRun:
             members=record.members.tolist(),
             test_accuracy=self.test.accuracy.tolist(),
             parameters=record.parameters[-1].tolist(),
-            member_epochs=[self.epochs] * record.num_members,
+            member_epochs=self.epochs.tolist(),
             flops=record.flops.tolist(),
             potential=self.potential.tolist(),
             curve=[CurvePoint(*map(float, point)) for point in zip(*curve, strict=True)],
@@ -92,7 +92,7 @@ def run_controller(
     # Φ = accuracy − rent of the parameters, with the test accuracy in place of the validation accuracy
     ratio = torch.from_numpy(record.parameter_ratio[-1]).float()
     worth = potential(torch.from_numpy(test.accuracy), ratio, environment.spec.reward)
-    return ControllerRun(name, record, test, worth.numpy(), record.num_steps)
+    return ControllerRun(name, record, test, worth.numpy(), record.active.sum(axis=0).astype(np.float32))
 
 
 # ---- networks that never change --------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def run_fixed(
     run = run_controller(fresh, name, Static(), _count_steps(on_progress, steps))
     step = np.full(environment.num_members, batches * batch + validation)  # [N] FLOPs
     spent = np.arange(steps + 1)[:, None] * step  # [T + 1, N]
-    epochs = steps * batches / spec.population.batches_per_epoch
+    epochs = np.full(len(step), steps * batches / spec.population.batches_per_epoch, dtype=np.float32)
     return replace(run, record=replace(run.record, spent=spent), epochs=epochs)
 
 

@@ -16,6 +16,7 @@ from esper.builders import LEARNER, agent_schema, make_trainer
 from esper.config import RunConfig
 from esper.controllers import checkpoint_config, conditions_of
 from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
+from esper.runs.files import write_atomically
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import RoundSummary
 from esper.runs.sinks import Sink, make_sinks
@@ -40,6 +41,7 @@ class TrainingRun:
         self.config = config
         self.trainer = trainer
         self._folder = folder
+        self.rounds_saved = 0  # as of `run`
         self._sinks: list[Sink] = []
 
     @property
@@ -135,6 +137,8 @@ class TrainingRun:
         done = self.trainer.rounds_done
         if self.config.rounds < done:
             raise UserError(f"rounds is {self.config.rounds}, and {done} are done; give at least that")
+        if checkpoint is not None:  # before rounds are cut off: a kill from here on loses nothing more
+            write_atomically(self.store.last, start.read_bytes())
         # Settings that may change (more rounds, say) hold for the rest of the run and for its next resume.
         self.folder.write_config(dump(self.config))
         self.folder.truncate_after(done)
@@ -163,6 +167,7 @@ class TrainingRun:
         A stop that is asked of any process stops all of them. `show` gets every finished round.
         """
         gather, begun = self.trainer.gather, self.trainer.rounds_done
+        self.rounds_saved = begun
 
         with ExitStack() as after, cpu_threads(self.config.threads):
 
@@ -179,8 +184,9 @@ class TrainingRun:
                 played = self.trainer.play_round()[LEARNER]
                 if self.writes:
                     self._write_round(played)
-                    if show is not None:
-                        show(played.summary)
+                self.rounds_saved = self.trainer.rounds_done
+                if self.writes and show is not None:
+                    show(played.summary)
 
     def _write_round(self, round: Round) -> None:
         """Write a finished round."""

@@ -214,3 +214,20 @@ def test_a_rollback_gives_the_room_of_a_fold_back() -> None:
     assert environment.slots.stage[:, 0].tolist() == [Stage.DORMANT, Stage.DORMANT]
     assert environment.parameters[0] == environment.host_parameters
     environment.step(Actions.wait(2))
+
+
+def test_a_round_counts_the_steps_in_which_members_decided() -> None:
+    spec = replace(make_spec(), episode=COMPUTE, budgets=(1.0, 0.25))
+    trainer, decided = Trainer([spec], [Learner("one", make_agent(), 8)], rounds=3), list[int]()
+    for rounds in trainer.run():
+        summary, record = rounds["one"].summary, rounds["one"].record
+        decided.append(int((np.diff(record.spent, axis=0) > 0).sum()))
+        assert decided[-1] < record.reward.size, "members ended apart"
+        assert summary.member_epochs == sum(decided)
+        assert sum(summary.op_shares.values()) == pytest.approx(1.0)
+        waited = ((record.executed_op == Op.WAIT) & (np.diff(record.spent, axis=0) > 0)).sum()
+        assert summary.op_shares["WAIT"] == pytest.approx(waited / decided[-1])
+        np.testing.assert_allclose(np.sum(summary.op_shares_by_step, axis=1), 1.0)
+    again = Trainer([spec], [Learner("one", make_agent(), 8)], rounds=4)
+    again.load_state_dict(trainer.state_dict())
+    assert again.member_epochs == sum(decided)

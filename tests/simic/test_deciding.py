@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
+from unittest import mock
 
 import pytest
 import torch
@@ -16,8 +18,11 @@ import esper
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.stages import Stage
 from esper.simic.bodies import BlockScores
-from esper.simic.ending import LEVEL, decide_seeds, lower_bounds
+from esper.simic.config import EpisodeConfig
+from esper.simic.ending import LEVEL, FinalSelection, decide_seeds, lower_bounds
 from esper.simic.environment import GrowthEnvironment
+from esper.simic.rollout import Episode
+from esper.tamiyo.schedule import Schedule
 from tests.controllers import Scheduled
 from tests.growing import models
 from tests.simic import worlds
@@ -174,3 +179,29 @@ def test_what_helps_stays_at_full_strength_and_the_count_adds_up() -> None:
     measured = (grown.model(x[400:]).argmax(1) == y[400:]).float().mean().item()
     assert measured == pytest.approx(grown.record.accuracy[-1, 0], abs=1e-6)
     assert sum(p.numel() for p in grown.model.parameters()) == grown.record.parameters[-1, 0]
+
+
+@pytest.mark.parametrize("clock", ["steps", "compute"])
+def test_a_member_whose_last_epoch_is_its_best_pays_once(clock: Literal["steps", "compute"]) -> None:
+    episode = EpisodeConfig(steps=12, clock=clock)
+    environment = worlds.make_environment(members=range(8), episode=episode, best_epoch=True, seed=2)
+    played, selection = Episode(environment, Schedule.parse("mlp@0.01"), 0), FinalSelection(environment)
+    trained = torch.zeros(8, dtype=torch.long)
+    while not environment.done:
+        result = played.step()
+        selection.update(result)
+        trained += result.active
+    assert torch.equal(selection.last_epoch, trained)
+    last_is_best, before = selection.epoch == trained, environment.flops.clone()
+    assert len(last_is_best.unique()) == 2, "members of both kinds"
+    with mock.patch.object(environment, "charge_validation", wraps=environment.charge_validation) as charged:
+        selection.finish()
+    # [N] the validations that a member paid for: of one seed three to decide it, and one of what is left
+    times = torch.stack([call.args[1] for call in charged.call_args_list]).sum(0)
+    assert times[last_is_best].max() <= 5
+    assert clock == "compute" or times[~last_is_best].max() > 8
+    assert torch.equal(environment.flops > before, times > 0)
+    played.refresh_last()
+    record = played.record()
+    assert record.num_steps == int(trained.max()), "nobody trained while seeds were decided"
+    assert record.active.sum(axis=0).tolist() == trained.tolist()

@@ -144,6 +144,19 @@ def test_an_all_masked_row_raises_in_the_update() -> None:
     assert all(map(torch.equal, agent.policy.heads.parameters(), before))
 
 
+def test_a_buffer_with_an_open_row_changes_nothing_and_hides_no_later_update() -> None:
+    agent = make_agent(minibatches=1)
+    buffer = collect(agent, members=4, steps=3).buffer
+    steps = buffer.get_batched_sequences().steps
+    steps.terminated[1], steps.masks.legal[3, 1, 2] = False, False
+    before = agent.state_dict()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    with pytest.raises(ValueError, match="the row of member 1 ends in neither"):
+        agent.update(buffer)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in agent.state_dict().items())
+    agent.update(collect(agent, members=4, steps=3).buffer)
+
+
 def test_the_entropy_coefficient_anneals() -> None:
     agent = make_agent(entropy_start=0.05, entropy_end=0.01, entropy_updates=4)
     found = []

@@ -44,10 +44,10 @@ def test_each_process_of_a_machine_has_a_gpu_of_its_own_as_long_as_there_are_eno
     given = {}
     for rank in range(3):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
-        given[rank] = [str(own_device(name)) for name in ("auto", "cuda", "cpu", "cuda:0")]
+        given[rank] = [str(own_device(name)) for name in ("auto", "cuda", "cpu:0", "cuda:0")]
     assert given == {
-        0: ["cuda", "cuda", "cpu", "cuda:0"],
-        1: ["cuda:1", "cuda:1", "cpu", "cuda:0"],
-        2: ["cuda:0", "cuda:0", "cpu", "cuda:0"],
+        0: ["cuda", "cuda", "cpu:0", "cuda:0"],
+        1: ["cuda:1", "cuda:1", "cpu:0", "cuda:0"],
+        2: ["cuda:0", "cuda:0", "cpu:0", "cuda:0"],
     }
     assert {str(device) for device in current} == {"cuda:0", "cuda:1"}

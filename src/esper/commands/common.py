@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from esper.utils.launch import StopRequest, interruptible
 
@@ -59,6 +56,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="show nothing until t
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()) -> None:
     """Print a table of plain text; neither its first column nor the columns `right`, of numbers, wrap."""
+    from rich.console import Console  # here: loading it takes a fifth of the time of `--help`
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(box=None, header_style="bold", pad_edge=False)
     for i, title in enumerate(titles):
         justify: Literal["left", "right"] = "right" if i in right else "left"
@@ -192,10 +193,10 @@ def run_training(run: TrainingRun, quiet: bool = False) -> int:
             page = write_report(folder)
         except KeyboardInterrupt:
             typer.echo("stopped at once: the round in flight is not kept", err=True)
-    if not run.finished:
-        saved = f"{trainer.rounds_done} of {plural(trainer.rounds, 'round')} saved"
+    if run.rounds_saved < trainer.rounds:
+        saved = f"{run.rounds_saved} of {plural(trainer.rounds, 'round')} saved"
         typer.echo(f"stopped with {saved}; go on with: esper resume {folder.path}")
-    if not quiet and trainer.rounds_done:
+    if not quiet and run.rounds_saved:
         typer.echo(learning_in_words(folder.metrics_file))
     if page is not None:
         typer.echo(f"wrote {page}")

@@ -90,8 +90,9 @@ class RunFolder:
         """
         path = Path(path)
         with disk_errors("create", path):
-            found = {item.name for item in path.rglob("*") if item.suffix != ".tmp"}
-            if path.is_file() or not found <= _BEGINNING:
+            # Lazily: the first file that is none of a run's ends the walk, and the folder may be a large one.
+            others = (i for i in path.rglob("*") if i.name not in _BEGINNING and i.suffix != ".tmp")
+            if path.is_file() or any(others):
                 raise UserError(_occupied(path))
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         about = {

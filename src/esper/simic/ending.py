@@ -163,22 +163,29 @@ class FinalSelection:
         self.epoch = torch.where(self.best.update(), self.last_epoch, self.epoch)
 
     def finish(self) -> None:
-        """Decide every seed of the best and of the last epoch, and keep whichever then scores higher."""
+        """Decide every seed of the best and of the last epoch, and keep whichever then scores higher.
+
+        A member whose last epoch is its best pays once.
+        """
         environment = self.environment
-        if bool((self.epoch == environment.clock).all()):  # the last epoch is the best of every member
-            self._decide()
+        both = self.epoch != self.last_epoch
+        if not bool(both.any()):
+            self._decide(~both)
             return
         last, ended = BestStates(environment), BestStates(environment)
         last.update()
-        for candidate in (self.best, last):
+        for candidate, paying in ((self.best, torch.ones_like(both)), (last, both)):
             candidate.restore()
-            self._decide()
+            self._decide(paying)
             improved = ended.update()
         self.epoch = torch.where(improved, self.last_epoch, self.epoch)
         ended.restore()
 
-    def _decide(self) -> None:
-        """Decide the seeds of the present state, and validate what is left."""
+    def _decide(self, paying: Tensor) -> None:
+        """Decide the seeds of the present state, and validate what is left.
+
+        paying: who is charged for it.  # [N] bool
+        """
         environment, state = self.environment, self.environment.state
         slots, alive = state.slots, holds_seed(state.slots)
         measured_with = torch.zeros_like(alive)  # the seeds of the latest measurement
@@ -188,7 +195,8 @@ class FinalSelection:
             states = at_full_strength(slots, kept)
             scores = environment.bodies.score_blocks(states, BLOCKS)
             # Decided members are measured again with the others; they pay only for what is new.
-            environment.charge_validation(states, (kept != measured_with).any(dim=1), scores.samples)
+            new = paying & (kept != measured_with).any(dim=1)
+            environment.charge_validation(states, new, scores.samples)
             measured_with = kept
             return scores
 
@@ -198,7 +206,7 @@ class FinalSelection:
         if bool(alive.any()):
             measured = environment.bodies.run_validation(states, ablate=False)
             samples = environment.bodies.samples[1]
-            environment.charge_validation(states, alive.any(dim=1), samples, ablate=False)
+            environment.charge_validation(states, paying & alive.any(dim=1), samples, ablate=False)
             history = history.append(measured.loss, measured.accuracy)
         evidence = state.evidence.forget(~kept).replace(contribution=torch.where(kept, gain, torch.nan))
         environment.set_state(replace(state, slots=states, evidence=evidence, history=history))

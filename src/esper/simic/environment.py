@@ -199,7 +199,10 @@ class Environment:
 
     @property
     def done(self) -> bool:
-        """Whether the episode is over for every member, so that only `reset` may follow."""
+        """Whether the episode is over for every member, so that only `reset` may follow.
+
+        Where members end by their budgets it is known one step later, in which nobody trains.
+        """
         return self.clock >= self.steps or self.bodies.idle
 
     @property

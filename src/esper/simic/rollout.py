@@ -56,6 +56,7 @@ class EpisodeRecord:
     health: Floats  # [T + 1, N, S]
     shadow_gain: Floats  # [T + 1, N, S]
     # done, T
+    active: Bools  # [T, N] who trained; the others were finished before
     choices: Ints  # [T, N, heads] as asked for
     executed_op: Ints  # [T, N] WAIT where the action failed
     succeeded: Bools  # [T, N]
@@ -185,7 +186,8 @@ class Episode:
             {name: value.numpy() for name, value in strip_prefix(part, read).items()}
             for part in ("seen", "done")
         )
-        steps = _count_steps(seen["spent"])
+        # Members end at different steps, and the environment learns of the last one a step later.
+        steps = int(done["active"].any(axis=1).sum())
         return EpisodeRecord(
             gamma=environment.spec.gamma,
             slot_ids=environment.slot_config.slot_ids,
@@ -208,7 +210,9 @@ class Episode:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue after the steps of a saved episode; the environment's state was loaded before."""
-        self._seen, self._done = (unstack_steps(strip_prefix(n, tensors)) for n in ("seen", "done"))
+        seen, done = (strip_prefix(name, tensors) for name in ("seen", "done"))
+        done.setdefault("active", torch.ones_like(done["succeeded"]))  # versions up to 0.5.1 did not keep it
+        self._seen, self._done = unstack_steps(seen), unstack_steps(done)
         self.controller.load_state_dict(strip_prefix("controller", tensors))
         self.observation = self.environment.observe()
 
@@ -251,6 +255,7 @@ def _seen(environment: Environment) -> dict[str, Tensor]:
 def _done(actions: Actions, result: StepResult) -> dict[str, Tensor]:
     outcome, ticked = result.outcome, result.ticked
     return {
+        "active": result.active,
         "choices": actions.choices * result.active.unsqueeze(1),  # the finished wait
         **{name: getattr(outcome, name) for name in ("executed_op", "succeeded", "refused_by", "germinated")},
         "reward": result.reward,
@@ -262,13 +267,6 @@ def _done(actions: Actions, result: StepResult) -> dict[str, Tensor]:
         "pruned": outcome.pruned | ticked.pruned,
         "rolled_back": result.rolled_back,
     }
-
-
-def _count_steps(spent: NDArray[Any]) -> int:
-    """Count the steps up to the last in which a member spent anything; at least one.  # spent [T + 1, N]"""
-    # Members end at different steps; the environment learns of it one step later.
-    moved = (np.diff(spent, axis=0) > 0).any(axis=1)
-    return int(np.flatnonzero(moved).max(initial=0)) + 1
 
 
 @dataclass(frozen=True)

@@ -158,8 +158,9 @@ def summarize_round(
 
     progress: how far the run is and the learning rate, by the names of `RoundSummary`.
     """
-    # [T, ops] the share of members whose executed op was each
-    by_step = (record.executed_op[:, :, None] == np.arange(len(Op))).mean(axis=1)
+    active = record.active[:, :, None]  # finished members decide nothing
+    done = (record.executed_op[:, :, None] == np.arange(len(Op))) & active  # [T, N, ops]
+    by_step = done.sum(axis=1) / np.maximum(active.sum(axis=1), 1)  # shares of the members that decided
     # Seeds per member; a blueprint that nobody planted is left out.
     seeds = np.bincount(record.blueprint[record.germinated], minlength=len(Blueprint)) / record.num_members
     extra = {f"planted/{b.name}": float(seeds[b]) for b in Blueprint if seeds[b] > 0}
@@ -172,14 +173,16 @@ def summarize_round(
     return RoundSummary(
         **progress,
         members=record.num_members,
-        op_shares={op.name: float(share) for op, share in zip(Op, by_step.mean(axis=0), strict=True)},
+        op_shares={
+            op.name: float(share) for op, share in zip(Op, done.sum((0, 1)) / active.sum(), strict=True)
+        },
         op_shares_by_step=by_step.tolist(),
         head_entropy=dict(update.head_entropy),
         **{name: getattr(update, name) for name in _LEARNED},
         gradient_norm=update.grad_norm,
         extra={
             "potential": float(np.nanmean(record.potential[-1])),
-            "succeeded": float(record.succeeded.mean()),
+            "succeeded": float(record.succeeded[record.active].mean()),
             "germinated": float(record.germinated.sum() / record.num_members),
             "pruned": float(record.pruned.sum() / record.num_members),
             "rollbacks": float(record.panicked.sum() / record.num_members),

@@ -85,6 +85,7 @@ class Trainer:
             )
         self.rounds = rounds
         self.rounds_done = 0
+        self.member_epochs = 0  # trained so far, in all blocks
         self.seconds = 0.0
 
     def _make_environments(
@@ -123,6 +124,7 @@ class Trainer:
             for name, learner in self.learners.items()
         }
         self.rounds_done += 1
+        self.member_epochs += sum(int(record.active.sum()) for record in records.values())
         self.seconds += time.perf_counter() - begun
         rounds = {}
         for name, update in updates.items():
@@ -132,7 +134,7 @@ class Trainer:
                 records.get(CONTROL),
                 round=self.rounds_done,
                 rounds=self.rounds,
-                member_epochs=self.rounds_done * len(self.blocks.controllers) * records[name].reward.size,
+                member_epochs=self.member_epochs,
                 seconds=self.seconds,
                 learning_rate=self.learners[name].agent.config.learning_rate,
             )
@@ -206,7 +208,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what a checkpoint between two rounds holds."""
-        state = {"rounds_done": torch.tensor(self.rounds_done)}
+        state = {name: torch.tensor(getattr(self, name)) for name in ("rounds_done", "member_epochs")}
         state["seconds"] = torch.tensor(self.seconds, dtype=torch.float64)
         for name, learner in self.learners.items():
             state |= add_prefix(name, learner.agent.state_dict())
@@ -217,4 +219,5 @@ class Trainer:
         for name, learner in self.learners.items():
             learner.agent.load_state_dict(strip_prefix(name, state))
         self.rounds_done = int(state["rounds_done"])
+        self.member_epochs = int(state.get("member_epochs", 0))  # versions up to 0.5.1 did not keep it
         self.seconds = float(state["seconds"])

@@ -60,7 +60,7 @@ def own_device(name: str) -> torch.device:
     CUDA streams, graphs and Triton kernels are made on the current device.
     """
     device = choose_device(name, Launch.of().local_rank)
-    if device.index is not None:
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     return device
 

@@ -86,7 +86,7 @@ def all_gather_values(gather: Gather, value: Any) -> list[Any]:
     """Gather one value of every process: tensors, numbers, text, and lists or dictionaries of these."""
     if gather.size == 1:
         return [value]
-    # weights_only: a message can hold data and never code.
+    # torch's format keeps dtypes; of it, as of every file, only data are loaded.
     packed = io.BytesIO()
     torch.save(value, packed)
     return [

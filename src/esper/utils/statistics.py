@@ -50,7 +50,7 @@ def learning_verdict(returns: Sequence[float], what: str = "The return") -> str:
     quarter = len(finite) // 4
     if quarter < 2:
         few = f"{len(finite)} round is" if len(finite) == 1 else f"{len(finite)} rounds are"
-        return f"{few} too few to say whether the return rose; run at least 8."
+        return f"{few} too few to say whether {what[0].lower()}{what[1:]} rose; run at least 8."
     change, half = trend(finite)
     first, last = float(np.mean(finite[:quarter])), float(np.mean(finite[-quarter:]))
     change_text = (

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class ValueNormalizer(nn.Module):
     """Mean and variance of all returns seen so far, in whose units the value head is trained.
 
-    Returns that are not finite are left out. Nothing here reads the device, and `update` is the only thing
-    that changes the scale: call it once per rollout.
+    Returns that are not finite are left out. Nothing here reads the device. `update`, alone or in
+    `update_returns`, changes the scale: call one of them once per rollout.
     """
 
     count: Tensor

@@ -164,9 +164,10 @@ class PPOAgent:
         """
         config, self._imitates = self.config, imitate
         buffer.compute_advantages_and_returns(config.gamma, config.lam, bootstrap_values)
-        batch, figures = self._prepare(buffer.get_batched_sequences())
+        broken, rollout = buffer.fault() > 0, buffer.get_batched_sequences()
+        # Of a broken buffer no step counts: neither for the scale of V nor as a fault of the policy.
+        batch, figures = self._prepare(replace(rollout, valid=rollout.valid & ~broken))
         entropy = torch.full((), self.entropy_coefficient, device=self.device)
-        broken = buffer.fault() > 0
         stopped, sums = torch.zeros_like(broken), list[Tensor]()
         # `_imitates` is read inside the captured function, so imitation runs uncaptured.
         replayed = batch.valid.numel() <= REPLAYED_STEPS and not imitate  # captured as it learns otherwise

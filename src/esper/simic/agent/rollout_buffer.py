@@ -98,8 +98,8 @@ class TamiyoRolloutBuffer:
     def add(self, transition: Transition, active: Tensor | None = None) -> None:
         """Append one transition to every row, or to the active ones.  # active [N] bool
 
-        Raises ValueError where all rows are full. A row that alone is full keeps what it has: it then lacks
-        its end, which `check` reports.
+        Raises ValueError where rows of equal length are full. Else a row that is full keeps what it has: it
+        then lacks its end, which `check` reports.
         """
         # All rows have the same length: one column is written in place, without an index.
         if active is None and self._even:
