@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
@@ -520,3 +521,97 @@ def test_threads_that_run_at_once_are_told_apart() -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+class NormedWeights(nn.Module):
+    """A residual block whose weight is computed from buffers beside the parameter."""
+
+    def __init__(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.BatchNorm1d(6), wrap(nn.Linear(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(self.norm(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        parametrizations.spectral_norm,
+        parametrizations.orthogonal,
+        parametrizations.weight_norm,
+        torch.nn.utils.spectral_norm,
+        lambda layer: layer,
+    ],
+)
+def test_a_copy_computes_what_its_source_computes(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    """Also where a weight is made of buffers that were drawn at random, or statistics began apart."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(NormedWeights(wrap) for _ in range(8)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    model(torch.randn(9, 6))  # statistics of blocks that will be skipped
+    grower = Progressive(model, optimizer, 10, grow_at=0.5, order="stacked")
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(9, 6)).square().mean().backward()
+        optimizer.step()
+        grower.step()
+    assert grower.whole
+    model.eval()
+    x = torch.randn(4, 6)
+    for k in range(4):
+        torch.testing.assert_close(model[k + 4](x), model[k](x))
+
+
+class Mixing(nn.Module):
+    """A block whose kind is the class of its part alone."""
+
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer, self.out = mixer, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.out(self.mixer(x))  # type: ignore[no-any-return]
+
+
+def test_kinds_that_differ_by_the_class_of_a_part_are_lists_of_their_own() -> None:
+    model = nn.Sequential(*(Mixing(nn.Tanh() if k % 2 else nn.ReLU()) for k in range(8)))
+    assert [each.names for each in find_blocks(model)] == [("0", "2", "4", "6"), ("1", "3", "5", "7")]
+
+
+class Dropping(nn.Module):
+    """Layers that return tuples, of which some are left out in training, the first one in the first pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.passes = nn.ModuleList(TupleBlock() for _ in range(8)), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        for k, layer in enumerate(self.layers):
+            if k != self.passes:
+                x = layer(x)[0]
+        self.passes += self.training
+        return x
+
+
+class TupleBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return x + self.inner(x), None
+
+
+def test_the_form_of_blocks_is_learned_from_the_first_that_runs() -> None:
+    model = Dropping()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    grower = Progressive(model, optimizer, 10, grow_at=0.8)
+    for _ in range(10):
+        optimizer.zero_grad()
+        output = model(torch.randn(5, 4))
+        assert output.shape == (5, 4)
+        output.square().mean().backward()
+        optimizer.step()
+        grower.step()
+    assert grower.whole

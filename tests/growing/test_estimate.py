@@ -17,6 +17,7 @@ import esper
 from benchmarks.textbook import GPT
 from esper import cli
 from esper.cli import app
+from esper.growing.blocks import count_flops
 from esper.growing.criterion import count_tokens
 from esper.growing.estimate import SAMPLES, TOKENS, count_parameters
 from esper.utils.errors import UserError
@@ -99,6 +100,27 @@ def test_language_models_of_other_sizes_are_trained_plainly(width: int, tokens: 
     assert f"parameters without embeddings, and {limit}" in expected.reason
 
 
+class TiedGPT(GPT):
+    """A GPT whose output layer is a function of the embedding's weight, and no module."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__(vocabulary, 16, 256, 8, 4)
+        self.head = nn.Identity()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return nn.functional.linear(super().forward(tokens), self.tokens.weight)
+
+
+@pytest.mark.parametrize(("vocabulary", "advice"), [(256, "grow"), (20_000, "do not grow")])
+def test_with_an_example_an_output_layer_counts_that_is_no_module(vocabulary: int, advice: str) -> None:
+    model = TiedGPT(vocabulary)
+    tokens, example = 20 * count_parameters(model), torch.zeros(1, 16, dtype=torch.long)
+    found = esper.estimate(model, tokens=tokens, example=example)
+    assert found.advice == advice
+    of_head = 2 * 256 * vocabulary * 16
+    assert found.share == pytest.approx(1 - of_head / count_flops(model, example), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("layers", "tokens", "advice"),
     [(7, 20, "do not grow"), (8, 20, "grow"), (7, 10, "take half of the depth")],
@@ -107,9 +129,7 @@ def test_fewer_blocks_than_measured_are_not_grown(layers: int, tokens: int, advi
     model = GPT(256, 16, 256, layers, 4)
     expected = esper.estimate(model, tokens=tokens * count_parameters(model))
     assert (expected.advice, expected.grow_at is None) == (advice, advice != "grow")
-    assert ("has 7 blocks; savings were measured for 8 and more" in expected.reason) == (
-        advice == "do not grow"
-    )
+    assert ("has 7 blocks; savings were measured from 8 on" in expected.reason) == (advice == "do not grow")
 
 
 def byte_model(kind: str, **settings: Any) -> nn.Module:
@@ -118,6 +138,9 @@ def byte_model(kind: str, **settings: Any) -> nn.Module:
     if kind == "gpt2":
         config = transformers.GPT2Config(n_embd=256, n_layer=8, n_head=4, n_positions=32, **common)
         return transformers.GPT2LMHeadModel(config)  # type: ignore[no-any-return]
+    if kind == "T5":  # its T5LayerNorm is an RMSNorm
+        config = transformers.T5Config(d_model=256, d_ff=1024, num_layers=8, num_heads=4, vocab_size=256)
+        return transformers.T5EncoderModel(config)  # type: ignore[no-any-return]
     width = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 8, "intermediate_size": 700}
     config = getattr(transformers, f"{kind}Config")(**width, **common)
     return getattr(transformers, f"{kind}ForCausalLM")(config)  # type: ignore[no-any-return]
@@ -128,6 +151,7 @@ def byte_model(kind: str, **settings: Any) -> nn.Module:
     [
         ("gpt2", {}, ""),
         ("Llama", {}, "LlamaForCausalLM has no LayerNorm in its blocks"),
+        ("T5", {}, "T5EncoderModel has no LayerNorm in its blocks"),
         ("gpt2", {"vocab_size": 20_000}, "55 % of GPT2LMHeadModel is in blocks that run for each token"),
         (
             "gpt2",

@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growing import live, progressive
@@ -1147,6 +1149,68 @@ def test_grow_goes_on_from_every_epoch_to_the_same_bits(tmp_path: Any) -> None:
         resumed = esper.grow(make(8), DATA, out=out, resume=True, **STEPS)  # type: ignore[arg-type]
         assert same_weights(resumed.model, whole.model), epochs
         assert len(resumed.seconds) == len(whole.seconds) == 6
+
+
+class WithState(nn.Module):
+    """A residual block that returns something besides, which nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        change = self.inner(x)
+        return x + change, change
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(WithState() for _ in range(8)), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x, _ = layer(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_blocks_that_return_more_than_a_tensor_are_grown_into() -> None:
+    grown = esper.grow(Stack(), DATA, **STEPS)  # type: ignore[arg-type]
+    assert any("4 of 8 blocks train for the first" in remark for remark in grown.remarks)
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_batches_that_are_no_rows_of_samples_are_grown_into() -> None:
+    """Nodes, and edges between them: a part of the nodes would lack what edges name."""
+
+    def pairs(rows: list[Any]) -> dict[str, Tensor]:
+        nodes, labels = torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
+        return {"nodes": nodes, "labels": labels, "edges": torch.randint(len(rows), (2, 50))}
+
+    def step(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        nodes, labels, (start, end) = batch["nodes"], batch["labels"], batch["edges"]
+        outputs = model(nodes.index_add(0, end, nodes[start], alpha=0.1))
+        return nn.functional.cross_entropy(outputs, labels), (outputs.argmax(1) == labels).float().mean()
+
+    loader = DataLoader(TensorDataset(*DATA), 36, collate_fn=pairs)
+    settings = {key: value for key, value in STEPS.items() if key != "batch_size"}
+    grown = esper.grow(Stack(), loader, loader, step=step, **settings)  # type: ignore[arg-type]
+    assert any("4 of 8 blocks train for the first" in remark for remark in grown.remarks)
+
+
+def test_a_model_that_keeps_what_it_computed_is_refused_in_one_sentence() -> None:
+    model = make(8)
+    model.latest = model(torch.randn(2, 4))  # with a graph behind it
+    with pytest.raises(UserError, match="Sequential cannot be copied"):
+        esper.grow(model, DATA, epochs=1)
+
+
+def test_times_may_be_an_array_and_models_that_follow_none() -> None:
+    model = make(8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    grower = Progressive(model, optimizer, 10, grow_at=np.array([0.2, 0.5]), also=None)  # type: ignore[arg-type]
+    assert grower.grow_steps == (2, 5)
 
 
 @pytest.mark.usefixtures("no_report", "few_steps")

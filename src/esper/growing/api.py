@@ -439,4 +439,8 @@ def _build_model(model: ModelOrMaker, device: torch.device) -> nn.Module:
                 f"{name} of {type(made).__name__} is on the meta device and has no values; call "
                 "model.to_empty(device='cpu') and load its weights first"
             )
-    return copy.deepcopy(made).to(device)
+    try:
+        return copy.deepcopy(made).to(device)
+    except RuntimeError as error:  # as of a module that keeps what it computed
+        why = f"{one_line(error)}; the old weight_norm does that, nn.utils.parametrizations does not"
+        raise UserError(f"{type(made).__name__} cannot be copied ({why})") from error

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils._pytree import tree_leaves
 
 from esper.growing.slots import in_eval_mode
@@ -96,14 +98,22 @@ class BlockList:
         return tuple(None if k is None else inputs[k] for k in form) if form else inputs[0]
 
     def common_buffers(self) -> list[str]:
-        """List the saved buffers that are equal in all blocks, such as statistics that nothing has changed.
+        """List the saved buffers that go with the weights, and those that are equal in all blocks.
 
         Others say what a block is: its mask, its scale, its place.
         """
         first, *others = [dict(block.named_buffers()) for block in self.blocks]
         saved = self.blocks[0].state_dict().keys()
-        same = (n for n in first if n in saved and all(n in other for other in others))
-        return [n for n in same if all(torch.equal(first[n], other[n]) for other in others)]
+        own = (n for n in first if n in saved and all(n in other for other in others))
+        return [n for n in own if _of_weights(self.blocks[0], n) or all(first[n].equal(o[n]) for o in others)]
+
+
+def _of_weights(block: nn.Module, name: str) -> bool:
+    """Tell whether a buffer holds statistics of a batch norm, or what a weight is computed from."""
+    path = name.rpartition(".")[0]
+    module = block.get_submodule(path)
+    spectral = any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values())
+    return spectral or isinstance(module, _NormBase) or "parametrizations" in path.split(".")
 
 
 # ---- finding -------------------------------------------------------------------------------------------
@@ -187,7 +197,7 @@ def _plain_settings(block: nn.Module) -> dict[tuple[str, str], Any]:
     return {
         (path, name): value
         for path, module in block.named_modules()
-        for name, value in vars(module).items()
+        for name, value in {**vars(module), "class": str(type(module))}.items()
         if isinstance(value, bool | int | str | tuple | None) and not name.startswith("_")
     }
 
@@ -284,19 +294,19 @@ class FirstPass:
         if not compiling and number in self._known:
             return
         each = self.lists[number]
-        if k == 0:
+        since = {} if compiling else self._since.setdefault(get_ident(), {})
+        latest, outputs = since.get(number, (None, []))
+        if k == 0 or (latest is None and not compiling):  # the first that runs: LayerDrop leaves out some
             form, made = find_form(args, kwargs, output)
             if form is None or made:
                 raise UserError(
-                    f"{each.names[0]} cannot be skipped, since it does not return one tensor, of the shape "
+                    f"{each.names[k]} cannot be skipped, since it does not return one tensor, of the shape "
                     "of its input; give example= and such blocks are left alone"
                 )
             each.form = form
         if compiling:
             return
         given = (*args, *kwargs.values())[0]
-        since = self._since.setdefault(get_ident(), {})
-        latest, outputs = since.get(number, (None, []))
         if latest == k - 1 and not any(_is_same(given, one) for one in outputs):
             raise UserError(
                 f"{each.names[k]} does not go on with what {each.names[k - 1]} returned, so that it cannot "

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from esper.growing.blocks import (
     FEWEST_BLOCKS,
+    BlockList,
     count_flops,
     drop_nested,
     find_blocks,
@@ -147,8 +149,7 @@ class Estimate:
         seen = f"training sees {self.per_parameter:.2g} {law.targets} for each parameter of {self.name}"
         least, most = law.useful_sizes
         if self.advice == "do not grow" and self._like_measured and self.blocks < law.fewest_blocks:
-            least_blocks = f"savings were measured for {law.fewest_blocks} and more"
-            return f"{self.name} has {self.blocks} blocks; {least_blocks}"
+            return f"{self.name} has {self.blocks} blocks; savings were measured from {law.fewest_blocks} on"
         if self.advice == "do not grow" and self.epochs > law.epochs:
             return f"training takes {self.epochs:g} epochs; savings were measured for at most {law.epochs:g}"
         if self.advice == "do not grow" and (self.per_parameter <= law.most or self.parameters < least):
@@ -271,12 +272,25 @@ def estimate_targets(
     share, layer_norms = 1.0, True
     if law is TOKENS:
         kinds = {type(part).__name__ for each in lists for part in each.blocks[0].modules()}
-        layer_norms = not lists or any("LayerNorm" in kind for kind in kinds)
+        # T5LayerNorm is an RMSNorm.
+        layer_norms = not lists or any("LayerNorm" in kind and "T5" not in kind for kind in kinds)
         # Without an example it is not known how many of the parameters a token takes.
         taken = 1.0 if math.isnan(flops) else flops / (2 * TRAINING_PASSES * dense * targets)
         share = min(inside / dense, taken)
+        if lists and example is not None:  # an output layer may be a function of the embedding's weight
+            share = min(share, _flops_inside(model, lists, example))
     name, blocks = type(model).__name__, sum(map(len, lists))
     return Estimate(name, parameters, blocks, targets, flops, law, epochs, share, layer_norms)
+
+
+def _flops_inside(model: nn.Module, lists: Sequence[BlockList], example: Any) -> float:
+    """Return the share of the FLOPs of a forward pass that blocks take."""
+    with ExitStack() as skipping:
+        for each in lists:
+            skipping.callback(each.activate, range(len(each)))
+            each.activate(())
+        outside = count_flops(model, example)
+    return 1.0 - outside / max(1, count_flops(model, example))
 
 
 def count_parameters(model: nn.Module, tied: bool = False) -> int:

@@ -167,9 +167,20 @@ class LivePopulation:
         criterion.checks = False  # reading the values of targets would wait for the device in every step
         for loader, first in zip(loaders, (train, val), strict=True):
             criterion.check_classes(loader, first)
+        few, self._few = self._take_few(to_device(train, self.model_device)), self._take_few(val)
         with in_eval_mode(model), torch.no_grad():
-            criterion.check(model, "train", first_samples(to_device(train, self.model_device)))
-        return LiveModel(model, specs, GrowthProbe(model, criterion, val, grows))
+            criterion.check(model, "train", few)
+        return LiveModel(model, specs, GrowthProbe(model, criterion, self._few, grows))
+
+    def _take_few(self, batch: Any) -> Any:
+        """Return the first samples of a batch, or all where they do not run alone: nodes without edges."""
+        few = first_samples(batch)
+        try:
+            with in_eval_mode(self.model), torch.no_grad(), self._autocast():
+                self.criterion(self.model, few)
+        except Exception:  # whatever the user's model, loss or step raises
+            return batch
+        return few
 
     def grow_into(self, epochs: int, equal_compute: bool, asked: bool) -> tuple[int, list[str]]:
         """Skip a part of the model's blocks at first; return the number of epochs and remarks for the report.
@@ -184,11 +195,11 @@ class LivePopulation:
         if steps < FEWEST_STEPS:
             count = f"{steps} optimizer steps" if steps else "an unknown number of steps"
             raise UserError(f"growing into a model needs {FEWEST_STEPS} optimizer steps; there are {count}")
-        batch = first_samples(to_device(first_batch("val", self.val_loader), self.model_device))
 
-        def run(model: nn.Module) -> None:
+        def run(model: nn.Module) -> Any:
             with self._autocast():
-                self.criterion(model, batch)
+                result = self.criterion(model, self._few)
+            return result.loss, result.outputs
 
         expected = self._estimate(epochs * batches)
         if expected.grow_at is None and not asked:

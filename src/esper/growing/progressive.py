@@ -22,6 +22,7 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -95,7 +96,7 @@ class Progressive:
         the shape of their input, an optimizer that lacks parameters of blocks, and a scheduler with too few
         steps.
         """
-        fractions: tuple[Any, ...] = tuple(grow_at) if isinstance(grow_at, list | tuple) else (grow_at,)
+        fractions: tuple[Any, ...] = tuple(grow_at) if np.ndim(grow_at) else (grow_at,)  # type: ignore[arg-type]
         _check_options(total_steps, start, fractions, order, rewarm, scheduler)
         self.total_steps, self.steps_done, self.stage = int(total_steps), 0, 0
         self.rewarm, self.grown_at = rewarm, 0
@@ -136,7 +137,7 @@ class Progressive:
             raise UserError(
                 f"start is {start}, which leaves out none of {self.blocks} blocks; give a smaller one"
             )
-        models = [also] if isinstance(also, nn.Module) else also
+        models = [also] if isinstance(also, nn.Module) else also or ()
         self._followers = [same_blocks(_unwrap(other), self.lists) for other in models]
         self._buffers = [each.common_buffers() for each in self.lists]
         self.flops: list[int] = []  # of a forward pass over the example, stage by stage

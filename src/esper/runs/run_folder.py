@@ -90,7 +90,6 @@ class RunFolder:
         """
         path = Path(path)
         with disk_errors("create", path):
-            # Lazily: the first file that is none of a run's ends the walk, and the folder may be a large one.
             others = (i for i in path.rglob("*") if i.name not in _BEGINNING and i.suffix != ".tmp")
             if path.is_file() or any(others):
                 raise UserError(_occupied(path))

@@ -199,10 +199,7 @@ class Environment:
 
     @property
     def done(self) -> bool:
-        """Whether the episode is over for every member, so that only `reset` may follow.
-
-        Where members end by their budgets it is known one step later, in which nobody trains.
-        """
+        """Whether the episode is over for everyone: of budgets that is known after one idle step."""
         return self.clock >= self.steps or self.bodies.idle
 
     @property

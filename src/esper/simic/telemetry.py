@@ -173,9 +173,7 @@ def summarize_round(
     return RoundSummary(
         **progress,
         members=record.num_members,
-        op_shares={
-            op.name: float(share) for op, share in zip(Op, done.sum((0, 1)) / active.sum(), strict=True)
-        },
+        op_shares={op.name: float(done[..., op].sum() / active.sum()) for op in Op},
         op_shares_by_step=by_step.tolist(),
         head_entropy=dict(update.head_entropy),
         **{name: getattr(update, name) for name in _LEARNED},

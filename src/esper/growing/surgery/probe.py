@@ -78,9 +78,8 @@ class GrowthProbe:
     """Runs trials on a model; call `scan` again whenever the model has changed."""
 
     def __init__(self, model: nn.Module, criterion: Criterion, batch: Any, enabled: bool = True):
-        """Keep the first samples of a batch of validation data; enabled: else nothing is tried or offered."""
-        self.model, self.criterion, self.enabled = model, criterion, enabled
-        self.batch = first_samples(batch)
+        """Keep a batch of a few validation samples; enabled: else nothing is tried or offered."""
+        self.model, self.criterion, self.enabled, self.batch = model, criterion, enabled, batch
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
 
     def run(self) -> Tensor:

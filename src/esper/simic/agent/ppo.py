@@ -37,7 +37,6 @@ class UpdateMetrics:
     grad_norm: float  # before clipping
     explained_variance: float  # of the returns, by the values of the rollout
     epochs_done: float  # optimizer steps taken, over minibatches per epoch
-    stopped_early: bool  # the KL limit was reached
     steps_vetoed: int  # optimizer steps refused for a non-finite gradient
     entropy_coefficient: float
     steps_learned: int  # transitions
@@ -189,7 +188,6 @@ class PPOAgent:
                 "head_entropy": heads[0] / heads[1],  # NaN for a head that no minibatch read
                 "steps_taken": steps[0],
                 "steps_vetoed": steps[1],
-                "stopped": stopped,
             }
         )
         buffer.check(int(numbers["buffer_fault"][0]))
@@ -297,7 +295,6 @@ class PPOAgent:
         return UpdateMetrics(
             **{name: numbers[name][0] for name in (*MEANS, "explained_variance")},
             epochs_done=numbers["steps_taken"][0] / min(self.config.minibatches, num_members),
-            stopped_early=bool(numbers["stopped"][0]),
             steps_vetoed=int(numbers["steps_vetoed"][0]),
             entropy_coefficient=self.entropy_coefficient,
             steps_learned=int(numbers["steps_learned"][0]),
