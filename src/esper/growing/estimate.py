@@ -45,7 +45,7 @@ class Law:
     fade: float = 0.0  # what it loses with each factor of e in the targets per parameter
     margin: float = 0.0  # half-width of what is quoted, wide enough for what was measured with other data
     useful_sizes: tuple[float, float] = (0.0, math.inf)  # parameters: elsewhere it was behind in some runs
-    fewest_blocks: int = 0  # with fewer growth was not measured
+    fewest_blocks: int = 0  # with fewer it was measured once, and level
     epochs: float = math.inf  # passes over the data: with more of them growth was not measured
     most: float = 0.0  # targets per parameter: with more, plain training is level or ahead; 0: always
     first: float = 0.0  # targets per parameter for half of the blocks, in FLOPs of the whole model
@@ -69,11 +69,11 @@ class Law:
 
 # A GPT of 8 layers at 4, 6 and 12 PFLOP, any two of which predict the third within 0.02. On English the
 # same GPT gained 0.0027 of loss, which would be 0.06 of the FLOPs on the curve of source code: hence the
-# margin. At 14 tokens 13 million parameters (five seeds) and 14 million (one, named beforehand) gained about
-# as much, and 25 million were behind. The rest was measured with copies behind their sources: the best time
-# is 0.3 of the compute at 14 tokens a parameter and 0.12 at 43, about the same amount; half of the depth is
-# ahead at 3.6 tokens; 0.2 million parameters were behind half of the depth at 20 tokens, 21 million level,
-# and so was Muon; a Llama was far behind at one of two rates.
+# margin. 13 million parameters at 14 tokens (five seeds) and 14 million at 12.6 (one, named beforehand)
+# gained about as much, and 25 million at 11.6 were behind. The rest was measured with copies behind their
+# sources: the best time is 0.3 of the compute at 14 tokens a parameter and 0.12 at 43, about the same amount;
+# half of the depth is ahead at 3.6 tokens; 0.2 million parameters were behind half of the depth at 20 tokens,
+# 21 million level, and so was Muon; a Llama was far behind at one of two rates.
 TOKENS = Law(
     "tokens",
     saves=0.176,
@@ -90,8 +90,8 @@ TOKENS = Law(
 )
 # Samples with one label. From 1.4 to 14 samples a parameter a ResNet on CIFAR-10 and two perceptrons on
 # `letter` were level with the better of whole and half, or behind it; a ViT was ahead in accuracy at 0.95 and
-# 1.9, and behind in loss. Below 1 half of the depth was level with grown networks or ahead of them; it still
-# was at 1.4 for one of the perceptrons, and at 1.8 for the ResNet.
+# 1.9, and behind in loss. Below 1 half of the depth was level with grown networks or ahead of them, but for
+# that ViT; it still was at 1.4 for one of the perceptrons, and at 1.8 for the ResNet.
 SAMPLES = Law(
     "samples", measured=(0.2, 14.0), sizes=(3.6e4, 3.6e6), smaller_below=1.0, maybe_smaller_below=2.0
 )
@@ -146,7 +146,8 @@ class Estimate:
                 f"{100 * self.share:.0f} % of {self.name} is in blocks that run for each {law.targets[:-1]}, "
                 f"and growth was measured where nearly all is (at least {100 * LEAST_SHARE:.0f} %)"
             )
-        seen = f"training sees {self.per_parameter:.2g} {law.targets} for each parameter of {self.name}"
+        each = f"{self.per_parameter:.2g}" if self.per_parameter < 10 else f"{round(self.per_parameter, 1):g}"
+        seen = f"training sees {each} {law.targets} for each parameter of {self.name}"
         least, most = law.useful_sizes
         if self.advice == "do not grow" and self._like_measured and self.blocks < law.fewest_blocks:
             return f"{self.name} has {self.blocks} blocks; savings were measured from {law.fewest_blocks} on"
@@ -165,7 +166,7 @@ class Estimate:
             return f"{seen}, and more than {law.most:g} were not measured"
         if self.advice == "grow":
             return f"{seen}; between {law.smaller_below:g} and {law.most:g} growth was ahead at equal FLOPs"
-        return f"{seen}; below {law.smaller_below:g} a model of half the depth was as good at equal FLOPs"
+        return f"{seen}; below {law.smaller_below:g} half of the depth was nearly always as good"
 
     @property
     def saved(self) -> float:
