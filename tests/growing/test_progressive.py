@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -715,6 +716,18 @@ SCHEDULERS: dict[str, tuple[Callable[[Any], Any], bool]] = {  # whether it lasts
         ),
         True,
     ),
+    "of one part": (
+        lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.CosineAnnealingLR(o, 9)], []),
+        False,
+    ),
+    "warm-up, stable, decay": (
+        lambda o: lr_scheduler.LambdaLR(
+            o,
+            partial(lambda step, **_: 1.0, num_warmup_steps=2, num_stable_steps=4, num_decay_steps=3),
+        ),
+        False,
+    ),
+    "wrapped, as by accelerate": (lambda o: Namespace(scheduler=lr_scheduler.CosineAnnealingLR(o, 9)), False),
     "own": (lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step), True),
     "exponential": (lambda o: lr_scheduler.ExponentialLR(o, 0.9), True),
 }
@@ -726,7 +739,7 @@ def test_a_scheduler_has_as_many_steps_as_the_run(name: str) -> None:
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = build(optimizer)
-    with nullcontext() if lasts else pytest.raises(UserError, match=r"LR ends after 9 of 10 steps; make it"):
+    with nullcontext() if lasts else pytest.raises(UserError, match=r"ends after 9 of 10 steps; make it"):
         Progressive(model, optimizer, 10, scheduler=scheduler)
 
 

@@ -386,7 +386,7 @@ def _check_options(
         raise UserError(f"grow_at is {grow_at}; give rising fractions of total_steps between 0 and 1")
     if order not in ORDERS:
         raise UserError(f"order is {order!r}; allowed are {', '.join(map(repr, ORDERS))}")
-    if (length := _schedule_length(scheduler)) < total_steps:
+    if (length := _schedule_length(getattr(scheduler, "scheduler", scheduler))) < total_steps:  # accelerate's
         raise UserError(
             f"{type(scheduler).__name__} ends after {length:.0f} of {total_steps} steps; make it for all of "
             "them"
@@ -443,10 +443,11 @@ def copy_parameter(source: Tensor, target: Tensor, optimizers: Sequence[Optimize
 def _schedule_length(scheduler: Any) -> float:
     """Return after how many steps a scheduler has no rate left to give; infinity where it does not say."""
     if isinstance(scheduler, lr_scheduler.SequentialLR):
-        return scheduler._milestones[-1] + _schedule_length(scheduler._schedulers[-1])
+        return sum(scheduler._milestones[-1:]) + _schedule_length(scheduler._schedulers[-1])
     if isinstance(scheduler, lr_scheduler.LambdaLR):  # the schedules of transformers
         options = getattr(scheduler.lr_lambdas[0], "keywords", {})
-        return float(options.get("num_training_steps", math.inf))
+        parts = [options.get(f"num_{part}_steps", math.inf) for part in ("warmup", "stable", "decay")]
+        return float(options.get("num_training_steps", sum(parts)))
     if isinstance(scheduler, lr_scheduler.LinearLR | lr_scheduler.PolynomialLR):
         # A rate that ends above 0, as after a warm-up, goes on.
         return math.inf if getattr(scheduler, "end_factor", 0) else scheduler.total_iters

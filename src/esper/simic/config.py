@@ -80,7 +80,8 @@ class LearnerConfig(Config):
     plans: int = Field(
         default=8,
         ge=2,
-        description="imitate, with episode.rates: plans tried on the same network, data and first rate",
+        description="imitate, with episode.rates: plans tried on the same network, data and first rate; "
+        "members / plans networks are taught, those with the first ids",
     )
     temperature: float = Field(
         default=0.02,
