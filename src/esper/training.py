@@ -41,7 +41,7 @@ class TrainingRun:
         self.config = config
         self.trainer = trainer
         self._folder = folder
-        self.rounds_saved = 0  # as of `run`
+        self.rounds_saved = 0  # whose checkpoint is written; set by `run`
         self._sinks: list[Sink] = []
 
     @property
