@@ -11,8 +11,9 @@ images such as CIFAR-10 (train/CLASS/*.jpg, test/CLASS/*.jpg), randomly shifted 
 `letter`.
 
 A grown arm trains a part of the blocks first; the others begin as copies. All arms of a budget have the same
-FLOPs and batch size, and the same learning-rate schedule by compute: warm-up over 2 %, flat, linear decay
-over the last 40 %. The arm "equal steps" takes as many steps as the whole network, and so spends less.
+FLOPs and batch size, and, where an arm says nothing else, the same learning-rate schedule by compute: warm-up
+over 2 %, flat, linear decay over the last 40 %. The arm "equal steps" takes as many steps as the whole
+network, and so spends less.
 """
 
 from __future__ import annotations
@@ -233,6 +234,7 @@ class Arm:
     equal_steps: bool = False  # as many steps as without growth, so fewer FLOPs; grow_at is of the steps
     seed: int = 0
     warmup: float = 0.02  # of the compute
+    decay: float = DECAY  # of the compute, at its end
     batch: int = 0  # 0: that of the family
     muon: bool = False  # instead of the optimizer of the family
 
@@ -240,7 +242,8 @@ class Arm:
     def name(self) -> str:
         """Name the arm without family, budget, rate and seed."""
         warmup = "" if self.warmup == Arm.warmup else f" warm-up {self.warmup:g}"
-        return self._network + warmup + (" Muon" if self.muon else "")
+        decay = "" if self.decay == DECAY else f" decay {self.decay:g}"
+        return self._network + warmup + decay + (" Muon" if self.muon else "")
 
     @property
     def _network(self) -> str:
@@ -267,9 +270,9 @@ def plan(arm: Arm) -> tuple[list[int], list[float]]:
     return [round(arm.budget * share / cost) for share, cost in zip(shares, per_step, strict=True)], costs
 
 
-def rate_share(progress: float, warmup: float) -> float:
+def rate_share(progress: float, warmup: float, decay: float) -> float:
     """Return the learning rate at a fraction of the compute, relative to its peak."""
-    return min(progress / warmup, 1.0, (1.0 - progress) / DECAY)
+    return min(progress / warmup, 1.0, (1.0 - progress) / decay)
 
 
 class TrainingStep:
@@ -406,7 +409,7 @@ def train(arm: Arm, task: Task, device: str, test: bool = False, bfloat16: bool 
         turn = step % len(subsets) if step < steps[0] else -1
         if len(subsets) > 1 and step < steps[0]:
             grower.lists[0].activate(subsets[turn])
-        updates[turn](take(), arm.rate * rate_share(spent / whole, arm.warmup))
+        updates[turn](take(), arm.rate * rate_share(spent / whole, arm.warmup, arm.decay))
         spent += cost
         if len(subsets) > 1:
             if step + 1 == steps[0]:  # without copies: all layers have trained

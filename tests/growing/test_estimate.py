@@ -268,6 +268,33 @@ def test_the_command_reads_a_file_of_the_user(
 
 
 @pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        (None, "plain training: 100 samples\n"),
+        # 2 · 3 · 3 · 3 · 4 products for each of 36 places, three times for the backward pass.
+        ("images", f"plain training: 100 samples, {2 * 108 * 36 * 3 * 100:.3g} FLOPs\n"),
+        ("wide", "does not run on example="),
+        ("none", "and estimated_images.py has no function none"),
+    ],
+)
+def test_the_command_counts_the_flops_of_an_example(
+    example: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "estimated_images", raising=False)
+    Path("estimated_images.py").write_text(
+        "import torch\n"
+        "def make(): return torch.nn.Conv2d(3, 4, 3, padding=1, bias=False)\n"
+        "def images(): return torch.zeros(1, 3, 6, 6)\n"
+        "def wide(): return torch.zeros(1, 5, 6, 6)\n"
+    )
+    options = [] if example is None else ["--example", f"estimated_images.py:{example}"]
+    done = CliRunner().invoke(app, ["estimate", "estimated_images.py:make", "--samples", "100", *options])
+    assert said in (done.output or str(done.exception)), done.output
+
+
+@pytest.mark.parametrize(
     ("named", "said"),
     [
         ("none.py:build", "the model is 'none.py:build', and the file none.py does not exist; give FILE.py:"),

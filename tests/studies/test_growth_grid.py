@@ -19,6 +19,7 @@ from esper.tasks.task import HostSpec, Split, Task, TestSplit
 from esper.utils.errors import UserError
 from studies import growth_grid, growth_trainer
 from studies.growth_grid import (
+    DECAY,
     FAMILIES,
     Arm,
     TrainingStep,
@@ -30,6 +31,7 @@ from studies.growth_grid import (
     muon,
     pilot,
     plan,
+    rate_share,
     read_arms,
     restart_blocks,
     step_at,
@@ -214,6 +216,15 @@ def test_a_folder_of_texts_is_split_by_whole_files(tmp_path: Path) -> None:
 def test_every_arm_of_the_pilot_spends_the_budget() -> None:
     for arm in pilot(["resmlp"], [1e10]):
         assert np.dot(*plan(arm)) == pytest.approx(1e10, rel=0.03), arm.name
+
+
+@pytest.mark.parametrize("decay", [0.2, DECAY, 0.6])
+def test_the_rate_rises_stays_and_falls_over_its_shares_of_the_compute(decay: float) -> None:
+    points = {0.0: 0.0, 0.05: 0.5, 0.1: 1.0, 1 - decay: 1.0, 1 - decay / 2: 0.5, 1.0: 0.0}
+    for progress, share in points.items():
+        assert rate_share(progress, 0.1, decay) == pytest.approx(share, abs=1e-12)
+    arm = Arm("gpt", 1e15, 8, 256, 0.006, decay=decay)
+    assert arm.name == "fixed 8x256" + ("" if decay == DECAY else f" decay {decay:g}")
 
 
 def test_a_file_of_results_names_its_arms() -> None:

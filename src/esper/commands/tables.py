@@ -68,17 +68,19 @@ def estimate(
     tokens: Annotated[float | None, typer.Option(help="that a language model sees in all epochs")] = None,
     samples: Annotated[float | None, typer.Option(help="of training data, with one label each")] = None,
     epochs: Annotated[float, typer.Option(help="how often training sees its data")] = 1,
+    example: Annotated[str | None, typer.Option(help="FILE.py:FUNCTION, which returns an input")] = None,
 ) -> None:
     """Say whether growing into a model will pay, when to grow, and how much compute it saves.
 
-    Give --tokens or --samples. It follows a law that was fitted to measured runs, and says where a model lies
-    outside of them.
+    Give --tokens or --samples, and --example to count the FLOPs of convolutions and experts. It follows a law
+    that was fitted to measured runs, and says where a model lies outside of them.
     """
     from esper.growing import estimate as growth
     from esper.utils.calls import call_function
 
     made = call_function("the model", model)
-    print(growth.estimate(made, tokens=tokens, samples=samples, epochs=epochs))
+    sample = None if example is None else call_function("the example", example)
+    print(growth.estimate(made, tokens=tokens, samples=samples, epochs=epochs, example=sample))
 
 
 def doctor() -> None:

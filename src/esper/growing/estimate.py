@@ -73,7 +73,7 @@ class Law:
 # gained about as much, and 25 million at 11.6 were behind. The rest was measured with copies behind their
 # sources: the best time is 0.3 of the compute at 14 tokens a parameter and 0.12 at 43, about the same amount;
 # half of the depth is ahead at 3.6 tokens; 0.2 million parameters were behind half of the depth at 20 tokens,
-# 21 million level, and so was Muon; a Llama was far behind at one of two rates.
+# 21 million level (the middle ahead in a run), and so was Muon; a Llama was far behind at one of two rates.
 TOKENS = Law(
     "tokens",
     saves=0.176,
@@ -154,7 +154,7 @@ class Estimate:
         if self.advice == "do not grow" and self.epochs > law.epochs:
             return f"training takes {self.epochs:g} epochs; savings were measured for at most {law.epochs:g}"
         if self.advice == "do not grow" and (self.per_parameter <= law.most or self.parameters < least):
-            limit = f"above {most:,.0f} growth was level with plain training or behind it"
+            limit = f"above {most:,.0f} growth was level with plain training or behind it but for one run"
             if self.parameters < least:
                 limit = f"below {least:,.0f} growth was ahead in some runs and behind in others"
             return f"{self.name} has {self.parameters:,} parameters without embeddings, and {limit}"
@@ -198,9 +198,7 @@ class Estimate:
             lines.append(
                 f"grown from half of the blocks after {100 * self.grow_at:.0f} % of the steps, it reaches "
                 f"the loss of plain training for {100 * self.saved:.0f} ± {100 * law.margin:.0f} % fewer "
-                f"FLOPs; with as many steps as plain training, grow after {100 * equal_steps:.0f} %"
-            )
-            lines.append(
+                f"FLOPs; with as many steps as plain training, grow after {100 * equal_steps:.0f} %\n"
                 "tune the learning rate first: what growth saves depends on it; measured with dense GPTs "
                 "over bytes and AdamW"
             )

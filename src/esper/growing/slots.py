@@ -124,8 +124,8 @@ def find_slots(model: nn.Module, run: Callable[[], Any], names: SlotNames | None
     if not slots:
         raise UserError(
             f"{type(model).__name__} has no submodule after which something could grow; name one with "
-            "slots=[...]: its output must be a float tensor [batch, features], [batch, time, features] or "
-            "[batch, channels, *spatial]"
+            "slots=[...]: it must run once in a step and give one float tensor [batch, features], "
+            "[batch, time, features] or [batch, channels, *spatial]"
         )
     counts = {kind: sum(slot.topology == kind for slot in slots) for kind in TOPOLOGY_ORDER}
     chosen = max(TOPOLOGY_ORDER, key=lambda kind: counts[kind])

@@ -33,9 +33,8 @@ def call_function(what: str, name: str, *args: Any) -> Any:
             raise UserError(f"{module} has no function {function}")
         return getattr(imported, function)(*args)
     except Exception as error:  # whatever the user's module raises
-        own = isinstance(error, UserError)
-        problem = str(error) if own else f"it could not be called: {with_place(error)}"
+        why = str(error) if isinstance(error, UserError) else f"it could not be called: {with_place(error)}"
         raise UserError(
-            f"{what} is {name!r}, and {problem}; give FILE.py:FUNCTION or MODULE:FUNCTION, a function that "
+            f"{what} is {name!r}, and {why}; give FILE.py:FUNCTION or MODULE:FUNCTION, a function that "
             f"takes {'a seed' if args else 'no arguments'}"
         ) from error
