@@ -14,24 +14,22 @@ class EpisodeConfig(Config):
     """How long an episode is and what is looked at on the way."""
 
     steps: int = Field(
-        default=30, ge=1, description="decision steps (an action and an epoch) of a member that never grows"
+        30, ge=1, description="decision steps (an action and an epoch) of a member that never grows"
     )
     clock: Literal["compute", "steps"] = Field(
-        default="compute",
+        "compute",
         description="what ends an episode: a member's budget in training FLOPs, which is what the bare host "
         "spends in `steps`, or the number of steps itself",
     )
     flops: float | None = Field(
-        default=None,
-        gt=0,
-        description="the budget of a member in training FLOPs, if it is not the bare host's",
+        None, gt=0, description="the budget of a member in training FLOPs, if it is not the bare host's"
     )
     rates: bool = Field(
-        default=False,
+        False,
         description="whether a controller may set the learning rate: double or halve it, or begin its decay",
     )
     rate_span: float = Field(
-        default=1.0,
+        1.0,
         ge=1,
         le=10_000,
         description="rates: a member begins with a learning rate that is drawn log-uniformly from a range of "
@@ -54,11 +52,9 @@ class RewardConfig(Config):
     The discount is not here: it is `PPOConfig.gamma`, for the potential and for the returns alike.
     """
 
-    rent_weight: float = Field(
-        default=0.002, ge=0, description="what a network e times as large as its host costs"
-    )
+    rent_weight: float = Field(0.002, ge=0, description="what a network e times as large as its host costs")
     control_variate: bool = Field(
-        default=False, description="subtract the rewards of ungrown control runs; a round plays them too"
+        False, description="subtract the rewards of ungrown control runs; a round plays them too"
     )
 
 
@@ -66,25 +62,25 @@ class LearnerConfig(Config):
     """How a controller begins; PPO itself is `PPOConfig`."""
 
     patience: float = Field(
-        default=0.0,
+        0.0,
         ge=0,
         description="how much the first policy is biased to raise what it plants, and against pruning; "
         "the shipped controller began with 1",
     )
     imitate: int = Field(
-        default=0,
+        0,
         ge=0,
         description="first rounds in which it learns to do what the rule of thumb does, at its own pace; "
         "with episode.rates, what turned out to be best among plans for the learning rate",
     )
     plans: int = Field(
-        default=8,
+        8,
         ge=2,
         description="imitate, with episode.rates: plans tried on the same network, data and first rate; "
         "members / plans networks are taught, those with the first ids",
     )
     temperature: float = Field(
-        default=0.02,
+        0.02,
         gt=0,
         description="imitate, with episode.rates: a plan that ends this much reward behind another counts "
         "1/e of it",
@@ -94,8 +90,8 @@ class LearnerConfig(Config):
 class GovernorConfig(Config):
     """When a member is taken back to its last good rows, and what that costs."""
 
-    enabled: bool = Field(default=True, description="whether anything is ever rolled back")
-    penalty: float = Field(default=0.1, ge=0, description="taken from the reward of the step that did it")
+    enabled: bool = Field(True, description="whether anything is ever rolled back")
+    penalty: float = Field(0.1, ge=0, description="taken from the reward of the step that did it")
 
 
 def lifecycle_for(steps: int) -> LifecycleConfig:
@@ -106,33 +102,25 @@ def lifecycle_for(steps: int) -> LifecycleConfig:
 class PPOConfig(Config):
     """How Simic learns."""
 
-    gamma: float = Field(
-        default=0.995, ge=0, le=1, description="discount of the returns and of the potential"
-    )
-    lam: float = Field(default=0.98, ge=0, le=1, description="λ of the advantages")
-    learning_rate: float = Field(default=3e-4, gt=0, description="of Adam")
-    epochs: int = Field(default=4, ge=1, description="passes over a rollout")
-    minibatches: int = Field(
-        default=4, ge=1, description="minibatches of whole rows per pass; at most one per row"
-    )
-    clip: float = Field(default=0.2, gt=0, description="how far a head's ratio may leave 1")
-    value_coefficient: float = Field(default=0.5, ge=0, description="weight of the value loss")
-    max_grad_norm: float = Field(default=5.0, gt=0, description="norm to which gradients are clipped")
+    gamma: float = Field(0.995, ge=0, le=1, description="discount of the returns and of the potential")
+    lam: float = Field(0.98, ge=0, le=1, description="λ of the advantages")
+    learning_rate: float = Field(3e-4, gt=0, description="of Adam")
+    epochs: int = Field(4, ge=1, description="passes over a rollout")
+    minibatches: int = Field(4, ge=1, description="minibatches of whole rows per pass; at most one per row")
+    clip: float = Field(0.2, gt=0, description="how far a head's ratio may leave 1")
+    value_coefficient: float = Field(0.5, ge=0, description="weight of the value loss")
+    max_grad_norm: float = Field(5.0, gt=0, description="norm to which gradients are clipped")
     target_kl: float | None = Field(
-        default=0.02,
+        0.02,
         gt=0,
         description="an update stops once it is this far from the policy that acted (KL per decision); "
         "none never stops",
     )
-    entropy_start: float = Field(default=0.05, ge=0, description="entropy coefficient of the first update")
-    entropy_end: float = Field(
-        default=0.01, ge=0, description="entropy coefficient after entropy_updates updates"
-    )
-    entropy_updates: int = Field(
-        default=200, ge=1, description="updates over which the entropy coefficient moves"
-    )
+    entropy_start: float = Field(0.05, ge=0, description="entropy coefficient of the first update")
+    entropy_end: float = Field(0.01, ge=0, description="entropy coefficient after entropy_updates updates")
+    entropy_updates: int = Field(200, ge=1, description="updates over which the entropy coefficient moves")
     entropy_floor: float = Field(
-        default=0.0,
+        0.0,
         ge=0,
         lt=1,
         description="a head with less mean entropy than this, of 0 to 1, is pushed back with a weight of 1",
