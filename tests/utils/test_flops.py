@@ -81,6 +81,7 @@ def test_the_recurrent_kernel_of_a_gpu_counts_the_same() -> None:
     assert _recurrent_flops(torch.Size([35, 3]), shapes, 4, None) == 2 * 35 * matrices
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 9), reason="torch 2.8 has no such kernel for a CPU")
 @settings(deadline=None, max_examples=30)
 @given(experts=size, rows=size, width=size, out=size, ranks=st.sampled_from(["23", "22", "32", "33"]))
 def test_products_of_groups_count_as_one_product_for_each(
