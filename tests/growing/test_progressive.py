@@ -1310,7 +1310,7 @@ def train_plainly(model: nn.Module, epochs: int) -> esper.Grown:
         (nn.Sequential(shared(), nn.Linear(4, 2)), {}, "share layer.weight"),
         (nn.Sequential(Chained("odd"), nn.Linear(4, 2)), {}, "does not run while blocks"),
         (EIGHT, {"pretrained": True}, "loaded from a checkpoint"),
-        (EIGHT, {"epochs": 1}, "100 optimizer steps; there are 4"),
+        (EIGHT, {"epochs": 1}, "needs 100 optimizer steps and has 4$"),
         (make(8).requires_grad_(False), {}, "are frozen; give beyond=True"),
     ],
 )
@@ -1327,7 +1327,7 @@ def test_growth_that_is_asked_for_and_cannot_be_is_refused(
     ("options", "words"),
     [
         ({"pretrained": True}, "it trains plainly: Sequential was loaded from a checkpoint"),
-        ({"epochs": 1}, "100 optimizer steps; there are 4"),
+        ({"epochs": 1}, "needs 100 optimizer steps and has 4"),
         ({"controller": "static"}, ""),
         ({}, "growth was level or behind in all but the accuracy of one ViT"),
     ],

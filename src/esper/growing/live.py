@@ -193,8 +193,8 @@ class LivePopulation:
         each = math.ceil(batches / self.settings.accumulate)
         steps = epochs * each
         if steps < FEWEST_STEPS:
-            count = f"{steps} optimizer steps" if steps else "an unknown number of steps"
-            raise UserError(f"growing into a model needs {FEWEST_STEPS} optimizer steps; there are {count}")
+            given = steps or "an unknown number"
+            raise UserError(f"growing into a model needs {FEWEST_STEPS} optimizer steps and has {given}")
 
         def run(model: nn.Module) -> Any:
             with self._autocast():
