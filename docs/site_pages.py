@@ -63,9 +63,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def compares() -> str:
-    """The page of comparisons, from the README and the benchmark of peers."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = next(block for block in readme.split("\n\n") if "| gromo |" in block)
+    """The page of comparisons, from the guide to controllers and the benchmark of peers."""
+    guide = (ROOT / "docs/controllers.md").read_text(encoding="utf-8")
+    table = next(block for block in guide.split("\n\n") if "| gromo |" in block)
     peers = (ROOT / "benchmarks/results/peers-cpu.md").read_text(encoding="utf-8")
     return COMPARES.format(table=table, peers=re.sub(r"^#+ ", "### ", peers, flags=re.MULTILINE))
 

@@ -36,7 +36,7 @@ def main(
     )
     print(grown.report())
     network = grown.model  # the class that you gave, with all of its blocks
-    torch.save(network.state_dict(), "gpt.pt")
+    torch.save(network.state_dict(), "gpt.pt")  # into the current folder
     return grown
 
 

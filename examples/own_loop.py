@@ -33,6 +33,7 @@ def main(epochs: int = 3, samples: int | None = None, checkpoint: Path = Path("o
         if begun >= epochs:
             print(f"{checkpoint} holds all {epochs} epochs; delete it to begin anew")
 
+    print(f"{grower.active} of {grower.blocks} blocks active")
     loss = torch.tensor(float("nan"))
     for epoch in range(begun, epochs):
         for inputs, targets in loader:
@@ -40,7 +41,8 @@ def main(epochs: int = 3, samples: int | None = None, checkpoint: Path = Path("o
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            grower.step()
+            if grower.step():
+                print(f"step {grower.steps_done}: all {grower.blocks} blocks from here on")
         print(f"epoch {epoch + 1}: {grower.active} blocks active, loss {loss:.3f}")
         states = {"model": model, "optimizer": optimizer, "grower": grower}
         torch.save(
