@@ -26,6 +26,7 @@ function cardsOf({ focus, record, runs }) {
   const { rate, left } = pace(focus);
   const twin = record.extra.above_twin;
   const { growth } = focus;
+  const plain = growth?.controller === "static";
   return [
     progress(focus, record, left),
     !growth &&
@@ -46,16 +47,22 @@ function cardsOf({ focus, record, runs }) {
       growth?.score_name ?? "accuracy",
       interval(100 * record.accuracy_mean, 100 * record.accuracy_ci, (v) => fixed(v, 1)) + " %",
       (r) => r.accuracy_mean,
-      growth ? "validation, before seeds are decided" : "validation, end of episode",
+      `validation, ${plain ? "latest epoch" : growth ? "before seeds are decided" : "end of episode"}`,
     ),
-    card(
-      "parameters",
-      `× ${interval(record.parameter_ratio_mean, record.parameter_ratio_ci, (v) => fixed(v, 2))}`,
-      (r) => r.parameter_ratio_mean,
-      "times the host's own",
-    ),
+    !plain &&
+      card(
+        "parameters",
+        `× ${interval(record.parameter_ratio_mean, record.parameter_ratio_ci, (v) => fixed(v, 2))}`,
+        (r) => r.parameter_ratio_mean,
+        "times the host's own",
+      ),
     growth?.finished && outcome(growth),
-    card("throughput", short(rate), (r) => r.member_epochs / r.seconds, "member-epochs per second"),
+    card(
+      "throughput",
+      short(rate),
+      (r) => r.member_epochs / r.seconds,
+      growth ? "epochs per second" : "member-epochs per second",
+    ),
   ];
 }
 
@@ -66,14 +73,14 @@ function figure(text) {
 }
 
 // What a growth came to, beside what it is measured against.
-function outcome({ curves, score_name }) {
+function outcome({ controller, curves, score_name }) {
   const told = curves.map(({ name, score }) => `${name} ${fixed(score.at(-1), 3)}`);
   return h(
     "div",
     { class: "card", "data-card": "outcome" },
     h("span", {}, `${score_name} in the end`),
     h("b", {}, fixed(curves[0]?.score.at(-1), 3)),
-    h("small", {}, told.slice(1).join(", ") || "seeds decided"),
+    h("small", {}, told.slice(1).join(", ") || (controller === "static" ? "of the best epoch" : "seeds decided")),
   );
 }
 

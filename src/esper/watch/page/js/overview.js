@@ -99,7 +99,10 @@ export function makeOverview() {
         chart.xName = moment.focus?.unit ?? "round";
         chart.update({ ...curves(known, moment.runs, pick), mark });
       }
-      wall.root.hidden = !runs.length && moment.shown === null; // there are results only
+      const plain = moment.focus?.growth?.controller === "static"; // a model that trained without growth
+      accuracy.hidden = parameters.hidden = plain; // the score says the one, and the other stands still
+      root.classList.toggle("ungrown", plain);
+      wall.root.hidden = plain || (!runs.length && moment.shown === null); // there are results only
       wall.update(moment);
     },
   };
