@@ -7,6 +7,7 @@ every task is played at each of BUDGETS units, by members of one program.
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from esper.config import load_config
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
-from esper.tasks.task import Task
+from esper.tasks.images import MNIST1D, PUBLISHED_SEED, generate, mnist1d
+from esper.tasks.task import Split, Splits, Task, register
 
 RECIPE = Path(__file__).parents[1] / "tamiyo.yaml"
 CONFIG = load_config(RECIPE)
@@ -38,6 +40,20 @@ HELD_OUT = {  # the real tasks that controllers are judged on, and how many netw
     "mnist1d_shuffled": 48,
     "text": 24,
 }
+
+
+@register(
+    replace(
+        MNIST1D,
+        name="mnist1d_shuffled",
+        description="The signals of mnist1d in a fixed random order, where convolutions lose",
+    )
+)
+def mnist1d_shuffled(seed: int) -> Splits:
+    """The splits of mnist1d with the published shuffle of the samples of a signal."""
+    splits, (*_, order) = mnist1d(seed), generate(PUBLISHED_SEED + seed, sum(MNIST1D.sizes[::2]))
+    parts = (splits.train, splits.validation, splits.test)
+    return Splits(*(Split(part.inputs[..., order.tolist()], part.targets) for part in parts))
 
 
 def spec_of(task: Task, members: Tensor, device: str, **more: Any) -> EnvironmentSpec:

@@ -7,7 +7,6 @@ and test data are those of the published data set (its seed is 42; ours is added
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache, lru_cache
 
 import numpy as np
@@ -73,37 +72,18 @@ MNIST1D = TaskEntry(
     package="mnist1d",
 )
 
-SHUFFLED = replace(
-    MNIST1D,
-    name="mnist1d_shuffled",
-    description="The same signals with their 40 samples in a fixed random order, where convolutions lose",
-)
-
 
 @register(MNIST1D)
-def mnist1d(seed: int) -> Splits:
-    return _splits(seed)[0]
-
-
-@register(SHUFFLED)
-def mnist1d_shuffled(seed: int) -> Splits:
-    splits, order = _splits(seed)
-    parts = (splits.train, splits.validation, splits.test)
-    return Splits(*(Split(part.inputs[..., order.tolist()], part.targets) for part in parts))
-
-
 @lru_cache(maxsize=4)
-def _splits(seed: int) -> tuple[Splits, NDArray[np.int64]]:
-    """Return the splits in their natural order, and the published shuffle of the 40 samples."""
+def mnist1d(seed: int) -> Splits:
     train_size, validation_size, test_size = MNIST1D.sizes
-    inputs, targets, order = generate(PUBLISHED_SEED + seed, train_size + test_size)
+    inputs, targets, _ = generate(PUBLISHED_SEED + seed, train_size + test_size)
     extra = generate(PUBLISHED_SEED + VALIDATION_SEED_OFFSET + seed, validation_size)
-    splits = Splits(
+    return Splits(
         as_split(inputs[:train_size], targets[:train_size]),
         as_split(*extra[:2]),
         as_split(inputs[train_size:], targets[train_size:]),
     )
-    return splits, order
 
 
 def generate(seed: int, samples: int) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
