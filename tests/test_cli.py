@@ -46,6 +46,19 @@ def test_help_names_every_controller() -> None:
     assert sorted(named) == sorted((*CONTROLLER_NAMES, "and"))
 
 
+def test_an_extra_lacks_every_package_that_it_asks_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from esper.runs import run_folder
+
+    monkeypatch.setattr(run_folder, "version_of", lambda package: None if package == "onnxscript" else "1")
+    assert cli.run(["doctor"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "extra onnx without onnxscript: pip install 'esper-lite[onnx]'" in shown
+    assert "extra gym gymnasium" in shown
+    assert "extra dev" not in shown
+
+
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     from esper import tasks
 

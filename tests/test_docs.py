@@ -16,7 +16,7 @@ from typer.main import get_command
 from esper import cli
 from esper.config import load_config
 from examples.gpt import make, make_loaders
-from tests.tiny import sets
+from tests.tiny import GROWING, sets
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -68,7 +68,8 @@ def commands_of_guides() -> list[tuple[str, str]]:
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a grown network, for the commands that want one."""
     out = tmp_path_factory.mktemp("grown") / "run"
-    assert cli.run(["grow", "--task", "spirals", "-C", "schedule:clone@0", "--out", str(out), *sets()]) == 0
+    few = sets(tiny=GROWING)
+    assert cli.run(["grow", "--task", "spirals", "-C", "schedule:clone@0", "--out", str(out), *few]) == 0
     return out
 
 
@@ -82,8 +83,8 @@ def test_every_command_of_a_guide_works(grown: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
     for page, command in commands_of_guides():
         words = shlex.split(command)
-        more = sets() if words[0] in LONG else []
-        few = ["--members", "2"] if words[0] in ("grow", "compare") else []
+        more = sets() if words[0] == "train" else []
+        few = ["--members", "2", *sets(tiny=GROWING)] if words[0] in ("grow", "compare") else []
         assert cli.run([*words, *few, *more]) == 0, f"{page}: esper {command}"
 
 

@@ -12,14 +12,15 @@ import esper
 from esper import cli
 from esper.runs.run_folder import RunFolder
 from tests.growing import models
-from tests.tiny import sets
+from tests.tiny import GROWING, sets
 
 
 @pytest.fixture(scope="module")
 def population(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What 'esper grow' leaves behind."""
     out = tmp_path_factory.mktemp("export") / "population"
-    assert cli.run(["grow", "--task", "spirals", "-C", "schedule:clone@0", "--out", str(out), *sets()]) == 0
+    few = sets(tiny=GROWING)
+    assert cli.run(["grow", "--task", "spirals", "-C", "schedule:clone@0", "--out", str(out), *few]) == 0
     return out
 
 

@@ -13,7 +13,7 @@ from esper.runs.run_folder import Kind, RunFolder
 from esper.training import TrainingRun
 from esper.utils.errors import UserError
 from esper.utils.settings import dump
-from tests.tiny import TINY, sets
+from tests.tiny import GROWING, TINY, sets
 
 SETTINGS = load_config(overrides=[*TINY, "task=spirals", "members=2"])
 REQUESTS: dict[Kind, dict[str, object]] = {
@@ -49,7 +49,8 @@ def files(path: Path) -> dict[str, bytes]:
 def test_an_interrupted_comparison_is_done_again_as_it_was_asked_for(tmp_path: Path) -> None:
     path, whole = interrupted(tmp_path / "again", "compare"), tmp_path / "whole"
     assert cli.run(["resume", str(path)]) == 0
-    arguments = ["-C", "static,random:0.5", "-n", "2", "--task", "spirals", "--out", str(whole), *sets()]
+    few = sets(tiny=GROWING)
+    arguments = ["-C", "static,random:0.5", "-n", "2", "--task", "spirals", "--out", str(whole), *few]
     assert cli.run(["compare", *arguments, "--set", "members=2"]) == 0
     for name in ("results.json", "trajectories/000002.safetensors"):
         assert (path / name).read_bytes() == (whole / name).read_bytes()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from esper.utils.errors import UserError
 from esper.utils.launch import StopRequest, interruptible
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from esper.training import TrainingRun
 
 TABLE_WIDTH = 120  # of tables where there is no terminal
+TRAINING = ("rounds", "shards", "policy", "ppo", "learner", "telemetry")  # settings of 'esper train' alone
 FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line of progress and between two lines
 
 CONTROLLER_HELP = (
@@ -31,9 +33,7 @@ CONTROLLER_HELP = (
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="a YAML file of settings")]
 Preset = Annotated[
     str | None,
-    typer.Option(
-        "--preset", "-p", help="settings by name: compute, demo, digits, gpu, letter, mnist1d, text"
-    ),
+    typer.Option("--preset", "-p", help="by name: compute, demo, digits, gpu, letter, mnist1d, text"),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -79,7 +79,13 @@ def plural(count: int, word: str) -> str:
 
 @contextmanager
 def step_progress(total: int, what: str, quiet: bool = False) -> Iterator[Callable[[float], None]]:
-    """Say on stderr, now and then, how much is done; yields a function to call with that, of `total`."""
+    """Yield a function that prints progress, see `progress_lines`; Ctrl-C meanwhile ends the command."""
+    with interruptible():
+        yield progress_lines(total, what, quiet)
+
+
+def progress_lines(total: int, what: str, quiet: bool = False) -> Callable[[float], None]:
+    """Return a function to call with how much of `total` is done; now and then it says that on stderr."""
     from esper.runs.console import duration
 
     begun = time.monotonic()
@@ -93,8 +99,7 @@ def step_progress(total: int, what: str, quiet: bool = False) -> Iterator[Callab
             left = (now - begun) / done * (total - done)
             typer.echo(f"{what}  {done / total:.0%}  about {duration(left)} left", err=True)
 
-    with interruptible():
-        yield advance
+    return advance
 
 
 # ---- settings and folders --------------------------------------------------------------------------------
@@ -106,7 +111,7 @@ def resolve_settings(
     overrides: Sequence[str] | None,
     task: str | None = None,
     device: str | None = None,
-    controllers: Iterable[str] = (),
+    controllers: Sequence[str] = (),
     members: int | None = None,
     base: RunConfig | None = None,
 ) -> RunConfig:
@@ -116,6 +121,10 @@ def resolve_settings(
     """
     from esper.config import load_config, preset_names
 
+    for text in (overrides or []) if controllers else []:  # a file may serve several commands
+        group = text.partition("=")[0].partition(".")[0].strip()
+        if group in TRAINING:
+            raise UserError(f"--set is {text!r}; {group} is for 'esper train' alone, leave it out here")
     # The defaults are those of digits: another task wants its own host and budget, if it has a preset.
     if task is not None and preset is None and config is None and task in preset_names():
         preset = task
@@ -176,6 +185,7 @@ def run_training(run: TrainingRun, quiet: bool = False) -> int:
         notice_stop(folder.path, max(ends[-1] + longest - time.monotonic(), 0.0))
 
     def after_round(summary: RoundSummary) -> None:
+        trainer.on_step = None  # from now on the lines of the rounds say how long it takes
         ends.append(time.monotonic())
         if not quiet:
             typer.echo(round_lines(summary))
@@ -188,6 +198,7 @@ def run_training(run: TrainingRun, quiet: bool = False) -> int:
                 f"training on {config.task}: {config.members} members, {config.episode.steps} steps, "
                 f"{where}, {plural(config.rounds, 'round')}, in {folder.path}"
             )
+        trainer.on_step = progress_lines(trainer.rounds - trainer.rounds_done, "training", quiet)
         try:
             run.run(stop, after_round)
             page = write_report(folder)

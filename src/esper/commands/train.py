@@ -32,7 +32,7 @@ def train(
     device: common.Device = None,
     quiet: common.Quiet = False,
 ) -> None:
-    """Train a controller that decides when and where networks grow.
+    """Train a controller that decides what grows, and when.
 
     A member is one small network that trains and grows. A round is one training of all members, from first
     weights to last, after which the controller learns from what came of it. Ctrl-C ends the run after the
@@ -48,6 +48,10 @@ def train(
             "a run that may be started again has to be found again; give --out FOLDER, or leave out --resume "
             "and torchrun --max-restarts"
         )
+    if out is not None and not resume and launch.size == 1:
+        from esper.runs.run_folder import check_free
+
+        check_free(out)  # before seconds are spent on imports
     if not quiet and not launch.rank:
         typer.echo(f"loading PyTorch and {settings.task} ...")  # takes seconds
     from esper.training import TrainingRun
@@ -78,7 +82,9 @@ def resume(
     device: common.Device = None,
     quiet: common.Quiet = False,
 ) -> None:
-    """Resume a run that was stopped, or extend one with --set rounds=N.
+    """Resume a run that was stopped, or extend it.
+
+    --set rounds=N extends a training run.
 
     A training run continues from its last checkpoint, to the same bits as if it had never been stopped; what
     came after that checkpoint is done again. A comparison or a growth keeps nothing until it is done, and is
@@ -91,9 +97,7 @@ def resume(
         folder = all_or_none(gather, lambda: None if gather.rank else RunFolder.read(run))
         kind = broadcast(gather, folder.kind if folder else None)
         if gather.size > 1 and kind != "train":
-            raise UserError(
-                f"{run} holds a run of 'esper {kind}', which one process does; use 'esper resume {run}'"
-            )
+            raise UserError(f"{run} holds a run of 'esper {kind}', for one process; use 'esper resume {run}'")
         if folder is not None and folder.from_python:
             raise UserError(
                 f"{run} holds a growth of a model and data of your own program; call esper.grow there again, "

@@ -23,7 +23,9 @@ def watch(
         str, typer.Option("--host", help="an address of this machine for other machines to reach, or 0.0.0.0")
     ] = "127.0.0.1",
 ) -> None:
-    """Show runs on a page of this machine: live, or replayed, several at once.
+    """Show runs on a live page in the browser.
+
+    Runs that ended are replayed; several can be shown at once.
 
     The page follows the folders while they are written and changes nothing in them. It loads nothing from
     elsewhere. By default it answers this machine alone; with --host it answers those who open the address

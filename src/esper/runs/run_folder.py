@@ -89,10 +89,8 @@ class RunFolder:
         cannot be written to.
         """
         path = Path(path)
+        check_free(path)
         with disk_errors("create", path):
-            others = (i for i in path.rglob("*") if i.name not in _BEGINNING and i.suffix != ".tmp")
-            if path.is_file() or any(others):
-                raise UserError(_occupied(path))
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         about = {
             "format": FORMAT,
@@ -283,6 +281,14 @@ class RunFolder:
                 raise UserError(f"the disk of {self.path} knows no locks; choose another folder") from None
         for folder in (self.path, self.checkpoints_path, self.trajectories.path):
             remove_unfinished(folder)
+
+
+def check_free(path: Path) -> None:
+    """Raise a UserError for a folder in which no run may begin."""
+    with disk_errors("create", path):
+        others = (i for i in path.rglob("*") if i.name not in _BEGINNING and i.suffix != ".tmp")
+        if path.is_file() or any(others):
+            raise UserError(_occupied(path))
 
 
 def _occupied(path: Path) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -87,6 +87,7 @@ class Trainer:
         self.rounds_done = 0
         self.member_epochs = 0  # trained so far, in all blocks
         self.seconds = 0.0
+        self.on_step: Callable[[float], None] | None = None  # gets the share of the round that is played
 
     def _make_environments(
         self, specs: Sequence[EnvironmentSpec], plans: int
@@ -148,8 +149,8 @@ class Trainer:
         """
         pieces: list[Piece] = []
         state = self._fingerprint()  # before the episode: weights change at the end of a round alone
-        for environment in shards:
-            records = self._play(environment)
+        for done, environment in enumerate(shards):
+            records = self._play(environment, done / len(shards), 1 / len(shards))
             if self.shards == 1:
                 return records
             # Shards exchange records and rollouts; the digest shows whether all played with the same weights.
@@ -173,13 +174,20 @@ class Trainer:
             for block, record in records.items()
         }
 
-    def _play(self, environment: GrowthEnvironment) -> dict[str, EpisodeRecord]:
-        """Play the episode of one shard and return the record of each block; errors name members and step."""
+    def _play(self, environment: GrowthEnvironment, done: float, share: float) -> dict[str, EpisodeRecord]:
+        """Play the episode of one shard and return the record of each block; errors name members and step.
+
+        done, share: how much of the round other shards have played, and how much this one is
+        """
         spans = self.blocks.spans(environment.num_members)
+
+        def after_step(result: StepResult) -> None:
+            self.record_steps(result, spans)
+            if self.on_step is not None:
+                self.on_step(done + share * environment.clock / environment.steps)
+
         try:
-            record = play(
-                environment, self.blocks, self.rounds_done, lambda result: self.record_steps(result, spans)
-            )
+            record = play(environment, self.blocks, self.rounds_done, after_step)
         except Exception as error:
             first, last = environment.spec.members[[0, -1]].tolist()
             who = f"member {first}" if first == last else f"members {first} to {last}"
