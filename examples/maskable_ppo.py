@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     )
     adapted = AsVecEnv(envs)
     learner = MaskablePPO(
-        "MlpPolicy", adapted, n_steps=2 * horizon, batch_size=240, gamma=0.995, ent_coef=0.01, seed=0
+        "MlpPolicy", adapted, n_steps=2 * horizon, batch_size=240, gamma=1.0, ent_coef=0.01, seed=0
     )
     learner.learn(chosen.steps)
     rounds = np.array(adapted.episode_returns).reshape(-1, members).mean(axis=1)

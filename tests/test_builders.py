@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from esper.controllers import load_learned
 from esper.lifecycle.actions import Blueprint, Head
 from esper.runs.checkpoints import save_checkpoint
 from esper.tamiyo.policy import features
+from esper.tamiyo.policy.network import TamiyoNet
 from esper.tasks import Task, load_task
+from esper.utils.devices import cpu_threads
 from esper.utils.errors import UserError
 from studies.growth.variants import permuted_labels
 from tests.tiny import TINY
@@ -71,6 +74,22 @@ def test_a_controller_from_before_a_blueprint_or_a_column_is_refused_by_its_sche
     said = f"was made for schema '{fewer_blueprints}', and this run has {allowed}: what a controller sees"
     with pytest.raises(UserError, match=said):
         load_learned(tmp_path / "old")
+
+
+def test_the_first_weights_do_not_depend_on_the_threads_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bits of orthogonal weights would; what is seen here is under how many they are drawn."""
+    used, make_policy = [], builders.make_policy
+
+    def make(*settings: Any) -> TamiyoNet:
+        used.append(torch.get_num_threads())
+        return make_policy(*settings)
+
+    monkeypatch.setattr(builders, "make_policy", make)
+    with cpu_threads(2):
+        make_agent(load_config(overrides=[*TINY, "threads=1"]))
+    assert used == [1]
 
 
 def test_the_first_weights_follow_from_the_seed_and_patience_is_reached_by_set() -> None:

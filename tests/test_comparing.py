@@ -150,7 +150,8 @@ def test_arms_keep_the_order_that_was_asked_for_and_say_how_far_they_are(budget:
 
 
 STUDIED = ["task=spirals", "members=2", "episode.steps=4", "population.batch_size=128", "population.folds=1"]
-STUDIED += ["population.batches_per_epoch=48", "population.host_lr=0.01", "population.schedule=flat"]
+STUDIED += ["population.batches_per_epoch=48", "population.host_lr=0.01", "population.seed_lr=0.01"]
+STUDIED += ["population.schedule=flat"]
 STUDIED += ["lifecycle.block_blueprints=[clone, widen_full]"]
 
 
@@ -164,12 +165,15 @@ def test_a_budget_in_flops_is_counted_in_minibatches_of_the_bare_host() -> None:
 
 
 def test_outside_of_its_conditions_a_controller_does_not_grow_and_says_so() -> None:
-    config = load_config(overrides=[*STUDIED, "population.batch_size=64", "population.batches_per_epoch=1"])
+    changed = ["population.batch_size=64", "population.batches_per_epoch=1", "population.optimizer=sgd"]
+    config = load_config(overrides=[*STUDIED, *changed, "population.seed_lr=0.02"])
     arms = arms_of("static,tamiyo,schedule,schedule:clone@0.1", config)
     environment, allowed, remarks = prepare(config, arms)
     (remark, by_rule) = remarks
     assert remark.startswith("tamiyo does not act here, because it is outside the conditions")
     assert "population.batch_size is 64 (trained with 128)" in remark
+    assert "population.optimizer is sgd (trained with adamw)" in remark
+    assert "population.seed_lr / population.host_lr is 2 (trained with 1)" in remark
     assert "--force" in remark
     assert by_rule.startswith("schedule does not act here")
     comparison = as_comparison(environment, compare(environment, allowed), remarks)

@@ -57,6 +57,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", preset_names())
 def test_presets_are_valid_and_survive_a_dump(name: str) -> None:
     config = load_config(preset=name)
+    assert config.ppo.gamma == 1.0, "a discount would reward ending sooner where compute is the clock"
     assert build(RunConfig, parse_yaml(dump(config), "dump")) == config
 
 

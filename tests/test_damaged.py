@@ -22,7 +22,7 @@ from esper.runs.checkpoints import load_checkpoint, save_checkpoint
 from esper.training import TrainingRun
 from esper.utils.errors import UserError
 from esper.utils.settings import dump
-from tests.tiny import TINY, sets
+from tests.tiny import GROWING, TINY, sets
 
 Say = Callable[..., str]
 RESNET = ("--task", "digits", "--set", "host.preset=resnet")
@@ -119,7 +119,7 @@ def last(run: Path) -> Path:
         (["train", "-s", "budgets=[1, 2]", *STEPS], "budgets is given; set episode.clock=compute"),
         (["train", "-s", "episode.flops=1e9", *STEPS], "episode.flops is given; set episode.clock=compute"),
         (["train", *SPIRALS, "-s", "episode.flops=1e12"], " and a learner keeps "),
-        (["grow", "-s", "budgets=[1, 2]"], "budgets is [1.0, 2.0]; those are for 'esper train' alone"),
+        (["grow", "-s", "budgets=[1, 2]"], "[1.0, 2.0]; those are for 'esper train' alone: set budgets=[1]"),
         (["train", "-s", "budgets=[0]"], "budgets[0] is 0; it should be greater than 0"),
         (["train", "-s", "lifecycle.block_blueprints=[]"], "block_blueprints is []; the list should have at"),
         (["train", *FLAT, "-s", "population.warmup=0.7"], "warmup is 0.7 and decay is 0.4"),
@@ -139,7 +139,25 @@ def last(run: Path) -> Path:
         (["compare", "-C", "static,fixed:heads=3"], "the resnet host has no option 'heads'"),
         (["compare", "-C", "static,,tamiyo"], "--controllers is 'static,,tamiyo'; give one comma"),
         (["compare", "-C", "static,static"], "names static more than once"),
-        (["grow", "-C", "schedule:clone@0.1x1000"], "1,000 seeds in a slot, and one takes at most 5"),
+        (
+            ["grow", "-C", "schedule:clone@0.1x1000"],
+            "1,000 seeds in a slot, more than population.folds=4 allows; ask for less, or set popul",
+        ),
+        (
+            ["compare", "-C", "static,schedule:clone@0.1+clone@0.3+clone@0.5", "-s", "population.folds=1"],
+            "asks for 3 seeds in a slot, more than population.folds=1 allows",
+        ),
+        (
+            ["grow", "-C", "schedule:clone@0+mlp@0.1"],
+            "plants mlp, which fits none of its slots; this host takes clone, widen_half, widen_full",
+        ),
+        (["grow", "-C", "schedule:norm@0.1"], "plants norm, which fits none of its slots"),
+        (
+            ["grow", "-C", "schedule:widen_full@0.1+clone@0.2+widen_half@0.3"],
+            "blocks of 2.5 times their units, more than population.widest=2 allows; ask for less, or set",
+        ),
+        (["grow", "-s", "rounds=7"], "--set is 'rounds=7'; rounds is for 'esper train' alone, leave it out"),
+        (["compare", "-p", "compute", "-s", "ppo.clip=0.3"], "ppo is for 'esper train' alone"),
         # the user's own modules
         (["train", "-t", "wrong_syntax:task"], "wrong_syntax.py, line 2;"),
         (["train", "-t", "wrong_value:task"], "ValueError: boom at "),
@@ -172,8 +190,9 @@ def test_a_place_that_cannot_be_written_to(run: Path, tmp_path: Path, say: Say) 
     tiny = sets("task=spirals")
     assert "not a directory" in say("train", "--out", tmp_path / "file" / "run", *tiny)
     assert "is not an empty folder" in say("train", "--out", run, *tiny)
-    assert "is not an empty folder" in say("compare", "-C", "static", "--members", "2", "--out", run, *tiny)
-    assert "is not an empty folder" in say("grow", "-C", "static", "--members", "2", "--out", run, *tiny)
+    for command in ("compare", "grow"):
+        few = sets("task=spirals", tiny=GROWING)
+        assert "is not an empty folder" in say(command, "-C", "static", "--members", "2", "--out", run, *few)
 
 
 def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(
@@ -198,7 +217,7 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(
 def test_foreign_and_damaged_checkpoints(run: Path, tmp_path: Path, say: Say) -> None:
     foreign = tmp_path / "foreign.safetensors"
     save_file({"weight": torch.zeros(3)}, foreign)
-    assert "is not a checkpoint of esper" in say("grow", "-C", foreign)
+    assert "is no checkpoint of esper" in say("grow", "-C", foreign)
     foreign.write_bytes(last(run).read_bytes()[:-9])  # more damages: tests/runs/test_checkpoints.py
     assert "foreign.safetensors is damaged" in say("grow", "-C", foreign)
     whole = load_checkpoint(last(run))

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from esper import cli
+from esper import cli, training
 from esper.config import load_config
+from esper.controllers import load_learned
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import SEED_STAGES, Stage
@@ -118,11 +119,21 @@ def test_a_run_that_was_killed_in_its_first_round_begins_again(whole: Path, tmp_
     assert_same_run(path, whole)
 
 
+def test_a_budget_in_flops_is_converted_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment is built for it."""
+    calls, conditions_of = [], training.conditions_of
+    monkeypatch.setattr(training, "conditions_of", lambda specs: calls.append(1) or conditions_of(specs))
+    play_out(TrainingRun.start(load_config(overrides=[*TINY, "task=spirals"]), tmp_path / "run"))
+    assert len(calls) == 1
+    assert load_learned(tmp_path / "run/checkpoints/last.safetensors").conditions is not None
+
+
 def test_a_run_that_was_killed_after_it_went_back_lacks_no_round(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "back"
     shutil.copytree(whole, path)
     back = TrainingRun.resume(path, checkpoint=path / "checkpoints" / "round-000002.safetensors")
     back.folder.close()  # killed before it has done a round
+    assert [file.stem for file in back.store.periodic()] == ["round-000002"], "later ones are given up"
     assert [line["round"] for line in metrics(path)] == [1, 2]
     again = TrainingRun.resume(path)
     assert again.trainer.rounds_done == 2

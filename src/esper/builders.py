@@ -145,8 +145,8 @@ def make_environment(
         raise UserError(f"task is {config.task!r}; several take turns in 'esper train' alone, give one")
     if config.budgets != ONE_BUDGET:
         raise UserError(
-            f"budgets is {list(config.budgets)}; those are for 'esper train' alone, set episode.steps or "
-            "episode.flops"
+            f"budgets is {list(config.budgets)}; those are for 'esper train' alone: set budgets=[1], and "
+            "episode.steps or episode.flops to the budget of every member"
         )
     return check_budgets(GrowthEnvironment(replace(specs[0], best_epoch=best_epoch)))
 
@@ -164,9 +164,9 @@ def check_budgets(environment: GrowthEnvironment) -> GrowthEnvironment:
 
 
 def make_agent(config: RunConfig, device: torch.device | None = None) -> PPOAgent:
-    """Build an untrained agent; its first weights follow from the seed alone."""
-    # The caller's random state stays as it is; the first weights follow from the seed of the run alone.
-    with torch.random.fork_rng(devices=[]):
+    """Build an untrained agent; its first weights follow from the seed and the threads of the run alone."""
+    # The caller's random state stays as it is. Orthogonal weights depend on the number of CPU threads.
+    with torch.random.fork_rng(devices=[]), cpu_threads(config.threads):
         torch.manual_seed(config.seed)
         policy = make_policy(config.policy, config.learner, config.episode.rates)
     return PPOAgent(policy, config.ppo, device or choose_device(config.device), config.seed)

@@ -24,7 +24,7 @@ import torch
 
 from esper.builders import check_host, make_environment
 from esper.config import RunConfig
-from esper.controllers import Arm, Fixed, arms_that_may_grow
+from esper.controllers import Arm, Fixed, arms_that_may_grow, check_schedule
 from esper.runs.schema import Comparison, ControllerResult, CurvePoint, paired_differences
 from esper.runs.trajectories import Trajectories
 from esper.simic.costs import TRAINING_PASSES
@@ -166,7 +166,10 @@ def prepare(
     for arm in arms.values():
         if isinstance(arm, Fixed) and arm.host:
             check_host(_with_options(spec.task, arm), len(spec.members), environment.device)
-    return environment, *((dict(arms), []) if force else arms_that_may_grow(arms, spec))
+    acting = (dict(arms), list[str]()) if force else arms_that_may_grow(arms, spec)
+    for arm in acting[0].values():
+        check_schedule(arm, environment)
+    return environment, *acting
 
 
 def compare(

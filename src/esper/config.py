@@ -54,9 +54,7 @@ class HostConfig(Config):
 class TelemetryConfig(Config):
     """What a run writes to its folder and elsewhere."""
 
-    sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field(
-        (), description="where metrics go beside the run folder"
-    )
+    sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="where metrics go as well")
     trajectories: int = Field(
         12, ge=0, description="rounds whose slots of all members stay on disk; older ones are thinned out"
     )
@@ -68,9 +66,7 @@ class TelemetryConfig(Config):
 class RunConfig(Config):
     """All settings of a run. On a CPU they decide every bit of its results."""
 
-    seed: int = Field(
-        0, ge=0, le=LARGEST_SEED, description="every random number derives from it and a member's id"
-    )
+    seed: int = Field(0, ge=0, le=LARGEST_SEED, description="random numbers derive from it and a member's id")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     task: str = Field(
         "digits",
@@ -82,9 +78,7 @@ class RunConfig(Config):
     members: int = Field(16, ge=1, le=1_000_000, description="networks that train at once")
     rounds: int = Field(20, ge=1, description="episodes of all members, each followed by one update")
     # OpenMP crashes where a machine refuses a thread; 256 could be started wherever that was tried.
-    threads: int = Field(
-        1, ge=0, le=256, description="CPU threads; 1 is best for small populations, 0 leaves it to torch"
-    )
+    threads: int = Field(1, ge=0, le=256, description="CPU threads; 1 for small populations, 0: as torch has")
     shards: int | None = Field(
         None,
         ge=1,
@@ -94,21 +88,15 @@ class RunConfig(Config):
     )
     episode: EpisodeConfig = Field(EpisodeConfig(), description="how long an episode is")
     budgets: tuple[PositiveFloat, ...] = Field(
-        (1.0,),
-        min_length=1,
-        description="multiples of the episode's budget, assigned to the members by their ids",
+        (1.0,), min_length=1, description="multiples of the episode's budget, dealt to members by their ids"
     )
     reward: RewardConfig = Field(RewardConfig(), description="the reward of the controller")
     governor: GovernorConfig = Field(GovernorConfig(), description="when a member is rolled back")
-    lifecycle: LifecycleConfig = Field(
-        lifecycle_for(EpisodeConfig().steps), description="the rules of growth"
-    )
+    lifecycle: LifecycleConfig = Field(lifecycle_for(EpisodeConfig().steps), description="rules of growth")
     population: PopulationConfig = Field(PopulationConfig(folds=4), description="how members train")
     policy: TamiyoNetConfig = Field(TamiyoNetConfig(), description="the size of the policy network")
     ppo: PPOConfig = Field(PPOConfig(), description="how PPO trains the policy")
-    learner: LearnerConfig = Field(
-        LearnerConfig(), description="how a controller begins, and what it imitates first"
-    )
+    learner: LearnerConfig = Field(LearnerConfig(), description="how it begins, and what it imitates first")
     telemetry: TelemetryConfig = Field(TelemetryConfig(), description="what a run writes")
 
 

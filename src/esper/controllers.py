@@ -13,6 +13,8 @@ import torch
 
 from esper.builders import LEARNER, agent_schema, make_agent
 from esper.config import HostConfig, RunConfig
+from esper.lifecycle.actions import Blueprint
+from esper.population.forms import HALVES
 from esper.population.hosts import HOST_PRESETS
 from esper.runs.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from esper.runs.run_folder import RunFolder
@@ -225,6 +227,8 @@ def conditions_of(specs: Sequence[EnvironmentSpec]) -> Conditions:
         hosts=hosts,
         blueprints=tuple(sorted(specs[0].lifecycle.block_blueprints)),
         rates=specs[0].episode.rates,
+        optimizer=specs[0].population.optimizer,
+        seed_rate=_range([spec.population.seed_lr / spec.population.host_lr for spec in specs]),
     )
 
 
@@ -247,18 +251,35 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def check_schedule(controller: Controller, config: RunConfig) -> None:
-    """Raise UserError for a schedule that asks for more seeds in a slot than a slot can ever take.
+def check_schedule(arm: Arm, environment: GrowthEnvironment) -> None:
+    """Raise UserError for a schedule that asks for what slots can never take.
 
-    A slot takes `population.folds` seeds that become part of the host, and one more that stays in it.
+    A slot takes the blueprints that fit it: `population.folds` seeds that become part of the host, and one
+    that stays in it. Its block is widened to at most `population.widest` times its units.
     """
-    most = config.population.folds + 1
-    times = max((line.times for line in getattr(controller, "events", ())), default=0)
-    if isinstance(controller, Schedule) and times > most:
-        raise UserError(
-            f"the schedule asks for {times:,} seeds in a slot, and one takes at most {most} while "
-            f"population.folds is {most - 1}; ask for fewer, or set population.folds={times - 1}"
-        )
+    config, fits = environment.spec.population, environment.population.growable()[0].cpu()
+    updates = environment.steps * environment.population.batches
+    needs = torch.zeros(2, environment.num_slots, dtype=torch.long)  # seeds, and widenings by half
+    events = arm.events if isinstance(arm, Schedule) else []
+    for line in (e for e in events if e.updates[0] <= updates < e.updates[1]):
+        slots = [s for s in range(len(fits)) if fits[s, line.blueprint] and s in (line.slots or (s,))]
+        if not slots:
+            known = ", ".join(b.name for b in Blueprint if fits[:, b].any())
+            raise UserError(
+                f"the schedule plants {line.blueprint.name.lower()}, which fits none of its slots; this host "
+                f"takes {known.lower()}"
+            )
+        needs[:, slots] += line.times * torch.tensor([[1], [HALVES.get(line.blueprint, 0)]])
+    seeds, halves = needs.amax(1).tolist()
+    for what, setting, asked, most in (
+        (f"{seeds:,} seeds in a slot", "folds", seeds - 1, config.folds),
+        (f"blocks of {1 + halves / 2:g} times their units", "widest", 1 + -(-halves // 2), config.widest),
+    ):
+        if asked > most:
+            raise UserError(
+                f"the schedule asks for {what}, more than population.{setting}={most} allows; ask for less, "
+                f"or set population.{setting}={asked}"
+            )
 
 
 # ---- the arms of a comparison, from their names ----------------------------------------------------------
@@ -306,7 +327,6 @@ def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
             arms[name] = _parse_fixed(name)
         else:
             loaded = load_controller(name, own_device(config.device))
-            check_schedule(loaded, config)
             # Static is trained as a fixed arm, which gets the FLOPs that growth spent.
             arms[name] = Fixed() if isinstance(loaded, Static) else loaded
     return arms

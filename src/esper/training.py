@@ -16,7 +16,7 @@ from esper.builders import LEARNER, agent_schema, make_trainer
 from esper.config import RunConfig
 from esper.controllers import checkpoint_config, conditions_of
 from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
-from esper.runs.files import write_atomically
+from esper.runs.files import disk_errors, write_atomically
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import RoundSummary
 from esper.runs.sinks import Sink, make_sinks
@@ -43,6 +43,8 @@ class TrainingRun:
         self._folder = folder
         self.rounds_saved = 0  # whose checkpoint is written; set by `run`
         self._sinks: list[Sink] = []
+        specs = [shards[0].spec for shards in trainer.environments]
+        self._conditions = conditions_of(specs).model_dump(mode="json")  # counts FLOPs: once a run
 
     @property
     def folder(self) -> RunFolder:
@@ -142,6 +144,10 @@ class TrainingRun:
         # Settings that may change (more rounds, say) hold for the rest of the run and for its next resume.
         self.folder.write_config(dump(self.config))
         self.folder.truncate_after(done)
+        with disk_errors("remove old checkpoints in", self.store.folder):
+            for path in self.store.periodic():
+                if path.stem[6:12] > f"{done:06d}":  # as in round-000010
+                    path.unlink()
 
     def load(self, path: Path) -> None:
         """Load the state of the run from one of its checkpoints."""
@@ -200,11 +206,7 @@ class TrainingRun:
             parts = describe_host(self.trainer.environment.population)
             built = build_trajectories(round.record, parts, number)
             self.folder.trajectories.write(built, telemetry.trajectories)
-        specs = [shards[0].spec for shards in self.trainer.environments]
-        record = {
-            "config": self.config.model_dump(mode="json"),
-            "conditions": conditions_of(specs).model_dump(mode="json"),
-        }
+        record = {"config": self.config.model_dump(mode="json"), "conditions": self._conditions}
         self.store.save(number, self.trainer.state_dict(), record, agent_schema(self.config.episode.rates))
 
     @property

@@ -29,7 +29,7 @@ from esper import cli
 from esper.utils.gather import Gather
 from tests.growing import models
 from tests.shards import on_processes
-from tests.tiny import TINY, sets
+from tests.tiny import GROWING, TINY, sets
 
 Series = dict[str, np.ndarray]
 
@@ -150,7 +150,8 @@ def read_training(run: Path) -> Series:
 
 def settings_of(host: str) -> tuple[str, ...]:
     patience = "learner.patience=2" if host in ("resmlp", "resnet", "gpt") else "learner.patience=0.5"
-    return (*QUICK, f"rounds={ROUNDS}", f"host.preset={host}", "telemetry.checkpoint_every=1", patience)
+    learning = ("ppo.gamma=0.995", "telemetry.checkpoint_every=1", patience)
+    return (*QUICK, f"rounds={ROUNDS}", f"host.preset={host}", *learning)
 
 
 def train_in(folder: Path, host: str, *settings: str) -> None:
@@ -204,7 +205,7 @@ def compare() -> Series:
     with controlled() as folder:
         arms = ("--controllers", ",".join(ARMS), "--force")
         where = ("--task", "digits", "--out", folder / "run", "--quiet")
-        command("compare", *where, *arms, *sets(*QUICK, *changed))
+        command("compare", *where, *arms, *sets(*QUICK, *changed, tiny=GROWING))
         return columns([json.loads((folder / "run" / "results.json").read_text())], "comparison")
 
 
@@ -212,7 +213,7 @@ def grow_host(task: str) -> Series:
     """`esper grow`: the weights of the best network of a population."""
     with controlled() as folder:
         recipe = ("--controller", "schedule:clone@0.1+widen_full@0.3", "--members", "8")
-        recipe += tuple(sets(*QUICK, "episode.steps=6"))
+        recipe += tuple(sets(*QUICK, "episode.steps=6", tiny=GROWING))
         command("grow", "--quiet", "--task", task, "--out", folder / "run", *recipe)
         return tensors(load_file(folder / "run" / "network.safetensors"), "network")
 

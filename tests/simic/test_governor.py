@@ -17,8 +17,8 @@ from esper.population.forms import NO_FORM
 from esper.simic import governor
 from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.governor import Governor, LossHistory, grown_since, judge
-from tests.simic.worlds import make_environment
+from esper.simic.governor import Governor, LossHistory, grown_since, judge, roll_back
+from tests.simic.worlds import make_environment, make_residual
 from tests.slots import SlotRecord, actions_of, states_from_records
 
 CHANCE = math.log(10)
@@ -95,6 +95,28 @@ def test_grown_since_finds_what_is_new_louder_or_further_on() -> None:
     assert grown.tolist() == [[True, True, True, False, False, True, False]]
 
 
+def test_a_rollback_gives_a_seed_of_the_snapshot_back_its_slot() -> None:
+    """Slots: another seed in place of a fossil, one that moved on, and a new one."""
+    environment = make_environment(members=(0,), steps=4)
+    environment.reset(0)
+    seed, fossil = {"blueprint": Blueprint.MLP_SMALL}, {"stage": Stage.FOSSILIZED, "alpha": 1.0, "room": 1}
+    before = [SlotRecord(age=9, **seed, **fossil), SlotRecord(stage=Stage.TRAINING, age=3, **seed), None]
+    after = [
+        SlotRecord(stage=Stage.TRAINING, age=1, blueprint=Blueprint.NORM),
+        SlotRecord(stage=Stage.BLENDING, age=5, **seed),
+        SlotRecord(stage=Stage.GERMINATED, age=1, **seed),
+    ]
+    measured = environment.state.evidence.replace(gradient_health=torch.ones(1, 3))
+    saved = replace(environment.state, slots=states_from_records([before]), evidence=measured)
+    state = replace(saved, slots=states_from_records([after]))
+    restored, ended = roll_back(saved, state, torch.tensor([True]), torch.tensor([2]))
+    assert ended.tolist() == [[True, True, True]], "each has an event"
+    assert restored.slots.stage.tolist() == [[Stage.FOSSILIZED, Stage.PRUNED, Stage.PRUNED]]
+    for name, value in saved.slots.tensors().items():
+        assert torch.equal(restored.slots.tensors()[name][:, 0], value[:, 0]), name
+    assert restored.evidence.gradient_health.isfinite().tolist() == [[True, False, False]]
+
+
 # ---- in the environment ----------------------------------------------------------------------------------
 
 PLANT = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.MLP_SMALL, Head.ALPHA_TARGET: 2, Head.TEMPO: 0}
@@ -151,6 +173,26 @@ def test_two_rollbacks_in_a_row_come_back_to_the_same_rows_and_leave_older_seeds
         bodies = environment.population.forms[0, :, 0] != NO_FORM
         assert bodies.nonzero().flatten().tolist() == [0]
     environment.slots.check()
+
+
+@mock.patch.multiple(governor, WINDOW_MIN=0, SPIKE_LOSS=-1.0, SPIKE_DEVIATIONS=0.0, SPIKE_RATIO=0.0)
+def test_a_fossil_that_was_folded_since_the_snapshot_outlives_the_seed_after_it() -> None:
+    """Every loss counts as a spike, so that the snapshot is that of the beginning."""
+    clone = SlotRecord(
+        stage=Stage.FOSSILIZED, blueprint=Blueprint.CLONE, alpha=1.0, alpha_target=1.0, age=1, room=1
+    )
+    environment = make_residual(members=(0, 1), folds=1)
+    environment.reset(0, states_from_records([[clone]] * 2))
+    act(environment, {})
+    assert (environment.slots.stage == Stage.DORMANT).all(), "it is folded"
+    parameters, forms = environment.parameters.tolist(), environment.population.forms.clone()
+    result = act(environment, PLANT | {Head.BLUEPRINT: Blueprint.WIDEN_FULL}, poisoned=True)
+    assert result.rolled_back.tolist() == [[True], [False]]
+    assert environment.slots.stage[0, 0] == Stage.FOSSILIZED
+    assert environment.slots.room[0, 0] == 1
+    assert environment.parameters[0] == parameters[0]
+    act(environment, {})
+    assert torch.equal(environment.population.forms[0], forms[0]), "it is folded again"
 
 
 def test_without_a_governor_nothing_is_undone() -> None:

@@ -65,6 +65,16 @@ def test_operations_of_add_do_not_depend_on_the_members(active: bool) -> None:
     assert counts.pop() < 100
 
 
+def test_plans_of_equal_return_weigh_alike() -> None:
+    """Both earn 1 after discounting, one of them two steps later; the other member has one plan."""
+    gamma, members = 0.5, torch.tensor([7, 7, 3])
+    buffer = make_buffer(3, 4)
+    for step, reward in enumerate(([1.0, 0.0, 9.0], [0.0, 0.0, 0.0], [0.0, 4.0, 0.0])):
+        buffer.add(replace(transition(3, step), reward=torch.tensor(reward)))
+    buffer.weigh_rows(members, 0.02, gamma)
+    torch.testing.assert_close(buffer.weights, torch.ones(3))
+
+
 def test_a_step_too_many_is_an_error_at_once_or_leaves_its_row_without_an_end() -> None:
     even, buffer = make_buffer(2, 1), make_buffer(3, 2)
     even.add(transition(2))

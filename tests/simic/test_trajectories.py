@@ -12,7 +12,7 @@ from safetensors.numpy import load
 
 from esper.builders import make_environment
 from esper.config import load_config
-from esper.lifecycle.actions import Actions, Blueprint, Head, Rate
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op, Rate, Style
 from esper.lifecycle.rates import LEAST_SCALE, MOST_SCALE
 from esper.runs.trajectories import NO_BLUEPRINT, UNMEASURED, TrajectoryFolder
 from esper.simic.rollout import EpisodeRecord, play
@@ -22,6 +22,8 @@ from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.scripted import Static
 from tests.controllers import Scheduled
 from tests.simic.test_rates import FLAT, rate_environment
+from tests.simic.worlds import QUICK, make_residual
+from tests.slots import actions_of
 from tests.tiny import TINY
 
 
@@ -47,6 +49,31 @@ def test_trajectories_hold_what_the_episode_recorded(tmp_path: Path) -> None:
     assert (np.diff(columns["spent"], axis=0) > 0).all()
     assert record.germinated.any()
     assert columns["seed_parameters"].shape == (environment.num_slots, len(Blueprint))
+
+
+def test_a_slot_beyond_the_255th_keeps_its_number() -> None:
+    environment = make_environment(load_config(overrides=list(TINY)))
+    record = play(environment, Static(), 0)
+    record.choices[:, :, Head.SLOT] = 300
+    columns = build_trajectories(record, describe_host(environment.population), 1).columns
+    assert (columns["op_slot"] == 300).all()
+
+
+@pytest.mark.parametrize("blueprint", [Blueprint.WIDEN_FULL, Blueprint.NORM])
+def test_the_parameters_of_an_event_are_those_that_the_network_gets(blueprint: Blueprint) -> None:
+    """A seed that is blended through a gate has one more part, unless it grows the block ahead."""
+    rules = QUICK.model_copy(update={"block_blueprints": ("norm", "widen_full")})
+    environment = make_residual(members=(0,), steps=2, folds=0, lifecycle=rules)
+    environment.reset(0)
+    plant = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: blueprint, Head.STYLE: Style.GATED_GATE}
+
+    class Once(Static):
+        def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+            return actions_of([plant if step == 0 else {}])
+
+    record = play(environment, Once(), 0)
+    (event,) = episode_events(record, 1)
+    assert event.numbers["parameters"] == record.parameters[1, 0] - record.host_parameters
 
 
 def test_the_parts_of_a_host_add_up_to_it() -> None:

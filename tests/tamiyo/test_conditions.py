@@ -46,6 +46,8 @@ def test_the_limits_themselves_are_inside(change: dict[str, Any]) -> None:
         ({"batch_size": (64, 64)}, "population.batch_size is 64 (trained with 128)"),
         ({"learning_rate": (0.041, 0.041)}, "population.host_lr is 0.041 (trained with 0.005 to 0.04)"),
         ({"schedules": ("one_cycle",)}, "population.schedule is one_cycle (trained with flat)"),
+        ({"optimizer": "sgd"}, "population.optimizer is sgd (trained with adamw)"),
+        ({"seed_rate": (3, 3)}, "population.seed_lr / population.host_lr is 3 (trained with 1)"),
         ({"blueprints": ("clone",)}, "lifecycle.block_blueprints is clone (trained with clone, widen_full)"),
         ({"hosts": {"cnn": {}}}, "the host is cnn (trained with gpt, resmlp, resnet)"),
         (resmlp(width=12), "host.width is 12 (trained with 32)"),

@@ -17,6 +17,7 @@ from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule, Schedule, ScheduleLine
 from esper.utils.errors import UserError
 from tests.simic.worlds import make_environment, make_residual
+from tests.slots import SlotRecord, states_from_records
 
 CLONE = Blueprint.CLONE
 
@@ -31,7 +32,7 @@ CLONE = Blueprint.CLONE
         ("copy@0.3", "blueprints are conv_light, .*clone, widen_half, widen_full"),
         ("clone@1.0", "its share lies from 0 to below 1"),
         ("clone@0.3x0", "its times are at least 1"),
-        ("clone@0.5+clone@0.2", r"shares are \[0.5, 0.2\]; put them in rising order"),
+        ("clone@0.5+clone@0.2", r"shares are \[0.5, 0.2\]; sort them"),
     ],
 )
 def test_a_text_that_means_nothing_is_refused(text: str, message: str) -> None:
@@ -127,6 +128,22 @@ def test_the_rule_of_thumb_grows_by_what_the_budget_pays_for(
         steps = record.germinated[:, 0].nonzero()[0]
         planted = [(int(t), Blueprint(int(record.choices[t, 0, Head.BLUEPRINT]))) for t in steps]
         assert planted == grown
+
+
+def test_a_line_that_is_due_while_nothing_may_be_planted_waits() -> None:
+    environment = make_residual(members=(0, 1), steps=8, folds=1, depth=2)
+    cooling, empty = SlotRecord(stage=Stage.EMBARGOED, room=1), SlotRecord(room=1)
+    environment.reset(0, states_from_records([[empty, cooling], [empty, empty]]))
+    schedule = Schedule.parse("clone@0")
+    schedule.begin(EpisodeInfo(environment.members, 2, 0, environment.device))
+    planted = []
+    for step in range(6):
+        result = environment.step(schedule.decide(environment.observe(), environment.masks(), step))
+        planted.append(result.outcome.germinated.any(dim=1).tolist())
+    assert [step for step, each in enumerate(planted) if each[1]] == [0]
+    (late,) = (step for step, each in enumerate(planted) if each[0])
+    assert late > 0
+    assert blocks_of(environment) == [[2, 2], [2, 2]]
 
 
 class OnlyLegal(PacedSchedule):

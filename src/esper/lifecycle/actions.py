@@ -201,9 +201,7 @@ class Actions:
                 f"expected [members, {NUM_HEADS}], a column per head"
             )
         if self.choices.dtype != torch.long:
-            raise ValueError(
-                f"actions are of {self.choices.dtype}; expected torch.int64, the index of a choice"
-            )
+            raise ValueError(f"actions are of {self.choices.dtype}; expected torch.int64, indices of choices")
         if self.rate is not None and (
             self.rate.shape != self.choices.shape[:1] or self.rate.dtype != torch.long
         ):

@@ -24,12 +24,8 @@ class GateConfig(Config):
 class LifecycleConfig(Config):
     """What is legal, and how long things take."""
 
-    max_seeds: int = Field(
-        default=0, ge=0, description="live and fossilised seeds per member; 0 means no limit"
-    )
-    min_prune_age: int = Field(
-        default=5, ge=0, description="a seed younger than this many ticks cannot be pruned"
-    )
+    max_seeds: int = Field(default=0, ge=0, description="live and fossilised seeds per member; 0: no limit")
+    min_prune_age: int = Field(default=5, ge=0, description="a seed of fewer ticks cannot be pruned")
     embargo_ticks: int = Field(default=5, ge=1, description="ticks a slot stays EMBARGOED")
     allow_growth: bool = Field(default=True, description="whether a seed may ever be planted")
     allow_advance: bool = Field(default=True, description="whether ADVANCE is ever legal")

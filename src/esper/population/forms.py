@@ -181,9 +181,7 @@ class SlotForms:
     def _columns(self, form: int, start: int = 0) -> dict[str, Tensor]:
         """Return the columns of each parameter of a form of one module, counted from `start`."""
         columns = torch.arange(start, start + self.width).unsqueeze(0)
-        return {
-            name: value[0] for name, value in self.body(form).modules[0].layout.unflatten(columns).items()
-        }
+        return {name: x[0] for name, x in self.body(form).modules[0].layout.unflatten(columns).items()}
 
 
 def last_forms(forms: Tensor, back: int = 0) -> Tensor:

@@ -63,8 +63,7 @@ class Population:
         self._parameters = network.parameter_table.to(self.device)
         self._gates = network.gate_parameters().to(self.device)
         self._fits = torch.tensor(  # [S, blueprints]
-            [[b in slot.blueprints for b in Blueprint] for slot in network.slots],
-            device=self.device,
+            [[b in slot.blueprints for b in Blueprint] for slot in network.slots], device=self.device
         )
         repeats = [slot.repeats for slot in network.slots]
         self._repeats_two = torch.tensor(repeats, device=self.device) == 2  # [S] bool

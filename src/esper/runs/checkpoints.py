@@ -104,9 +104,7 @@ def _check_bytes(path: Path, data: bytearray) -> bytes:
     header = bytes(data[8 : 8 + min(header_size, _MAX_HEADER)])
     found = _DIGEST.search(header)
     if f'"format":"{FORMAT}"'.encode() not in header or found is None:
-        raise CheckpointError(
-            f"{path} is not a checkpoint of esper, or its head is damaged; give a file that a run wrote"
-        )
+        raise CheckpointError(f"{path} is no checkpoint of esper, or damaged; give a file that a run wrote")
     expected = found[1].decode()
     data[8 + found.start(1) : 8 + found.end(1)] = _BLANK.encode()
     if hashlib.sha256(data).hexdigest() != expected:

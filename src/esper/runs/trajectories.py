@@ -36,7 +36,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "blueprint": ("u1", "TNS"),
     "contribution": ("i2", "TNS"),  # hundredths of a point, as known to the decision
     "op": ("u1", "TN"),  # as asked for
-    "op_slot": ("u1", "TN"),
+    "op_slot": ("u2", "TN"),
     "succeeded": ("u1", "TN"),
     "rolled_back": ("u1", "TN"),  # the governor took the member back in this step
     "accuracy": ("f4", "UN"),  # of validation

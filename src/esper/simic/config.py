@@ -13,9 +13,7 @@ from esper.utils.settings import Config
 class EpisodeConfig(Config):
     """How long an episode is and what is looked at on the way."""
 
-    steps: int = Field(
-        30, ge=1, description="decision steps (an action and an epoch) of a member that never grows"
-    )
+    steps: int = Field(30, ge=1, description="decision steps (action and epoch) of a member that never grows")
     clock: Literal["compute", "steps"] = Field(
         "compute",
         description="what ends an episode: a member's budget in training FLOPs, which is what the bare host "
@@ -54,7 +52,7 @@ class RewardConfig(Config):
 
     rent_weight: float = Field(0.002, ge=0, description="what a network e times as large as its host costs")
     control_variate: bool = Field(
-        False, description="subtract the rewards of ungrown control runs; a round plays them too"
+        False, description="subtract rewards of ungrown runs that a round plays too"
     )
 
 
@@ -102,7 +100,9 @@ def lifecycle_for(steps: int) -> LifecycleConfig:
 class PPOConfig(Config):
     """How Simic learns."""
 
-    gamma: float = Field(0.995, ge=0, le=1, description="discount of the returns and of the potential")
+    gamma: float = Field(
+        1.0, ge=0, le=1, description="discount of returns and potential; below 1 spending compute faster pays"
+    )
     lam: float = Field(0.98, ge=0, le=1, description="λ of the advantages")
     learning_rate: float = Field(3e-4, gt=0, description="of Adam")
     epochs: int = Field(4, ge=1, description="passes over a rollout")
@@ -120,8 +120,5 @@ class PPOConfig(Config):
     entropy_end: float = Field(0.01, ge=0, description="entropy coefficient after entropy_updates updates")
     entropy_updates: int = Field(200, ge=1, description="updates over which the entropy coefficient moves")
     entropy_floor: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="a head with less mean entropy than this, of 0 to 1, is pushed back with a weight of 1",
+        0.0, ge=0, lt=1, description="a head with less mean entropy (0 to 1) is pushed back, weight 1"
     )

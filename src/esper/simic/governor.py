@@ -100,13 +100,16 @@ def roll_back(
     panicked [N] bool; ticks [N] since the state was saved → the state and [N, S] bool
     """
     suspects = panicked.unsqueeze(1) & grown_since(saved.slots, state.slots, ticks)
-    taken_back = panicked.unsqueeze(1) & ~suspects
+    # An older seed that made way for a suspect, as a fossil does that is folded, comes back.
+    replaced = holds_seed(saved.slots) & (state.slots.age != saved.slots.age + ticks.unsqueeze(1))
+    pruned = suspects & ~replaced
+    taken_back = panicked.unsqueeze(1) & ~pruned
     undone = map_tensors(lambda old, now: torch.where(taken_back, old, now), saved.slots, state.slots)
     # A fold since the snapshot is undone with the bodies, so its room is free again.
     room = torch.where(panicked.unsqueeze(1), saved.slots.room, state.slots.room)
     after = MemberState(
-        slots=force_prune(undone.replace(room=room), suspects),
-        evidence=where_rows(panicked, saved.evidence, state.evidence).forget(suspects),
+        slots=force_prune(undone.replace(room=room), pruned),
+        evidence=where_rows(panicked, saved.evidence, state.evidence).forget(pruned),
         history=where_rows(panicked, saved.history, state.history),
         rates=where_rows(panicked, saved.rates, state.rates),
         training_loss=where_rows(panicked, saved.training_loss, state.training_loss),

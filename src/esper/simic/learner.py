@@ -196,7 +196,7 @@ class Learner(LearnedController):
         if self.reward.control_variate:
             self.buffer.add_to_last_reward(-self._owed)
         if self.plans > 1:
-            self.buffer.weigh_rows(self._info.members, self.config.temperature)
+            self.buffer.weigh_rows(self._info.members, self.config.temperature, self.agent.config.gamma)
 
     def load_rollouts(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
         """Continue with the transitions of all shards, from the `tensors` of the buffer of each."""

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from esper.lifecycle.actions import Blueprint, Head, Op, Rate, Style, has_gate
+from esper.lifecycle.actions import FIRST_GROWTH, Blueprint, Head, Op, Rate, Style, has_gate
 from esper.lifecycle.legality import Gate
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.population.population import Population
@@ -66,7 +66,7 @@ def _slot_events(
     blueprints = record.seen_blueprint[:-1] if before else record.blueprint
     styles = record.seen_style[:-1] if before else record.style
     bodies = record.seed_parameters[np.arange(len(record.slot_ids)), np.maximum(blueprints, 0)]
-    sizes = bodies + _GATED[styles] * record.gate_parameters  # of a seed, its gate included
+    sizes = bodies + (_GATED[styles] & (blueprints < FIRST_GROWTH)) * record.gate_parameters  # with gates
     event = partial(_event, record, round, kind)
     for t, n, s in np.argwhere(where).tolist():
         yield event(

@@ -37,6 +37,8 @@ class Conditions(Config):
         default=(), description="what could grow behind a residual block; empty where that does not matter"
     )
     rates: bool = Field(default=False, description="whether it could set the learning rate")
+    optimizer: str = Field(default="adamw", description="what moved the weights")
+    seed_rate: Range = Field(default=(1, 1), description="peak learning rate of seeds over that of the host")
 
 
 # What docs/study.md judged: three budgets, rates of 0.5 to 4 times 0.01, and the smallest host of each kind,
@@ -58,10 +60,10 @@ STUDY = Conditions(
 def differences(trained: Conditions, asked: Conditions) -> list[str]:
     """List in what a run lies outside of the conditions that a controller was trained under, in phrases."""
     found = []
-    if asked.clock != trained.clock:
-        found.append(f"episode.clock is {asked.clock} (trained with {trained.clock})")
-    if asked.rates != trained.rates:
-        found.append(f"episode.rates is {asked.rates} (trained with {trained.rates})")
+    for setting in ("episode.clock", "episode.rates", "population.optimizer"):
+        now, then = (getattr(each, setting.partition(".")[2]) for each in (asked, trained))
+        if now != then:
+            found.append(f"{setting} is {now} (trained with {then})")
     for kind, sizes in asked.hosts.items():
         if kind in trained.hosts:
             for name, limits in trained.hosts[kind].items():
@@ -72,6 +74,7 @@ def differences(trained: Conditions, asked: Conditions) -> list[str]:
     found += _beyond("the budget in minibatches of the bare host", asked.minibatches, trained.minibatches)
     found += _beyond("population.batch_size", asked.batch_size, trained.batch_size)
     found += _beyond("population.host_lr", asked.learning_rate, trained.learning_rate)
+    found += _beyond("population.seed_lr / population.host_lr", asked.seed_rate, trained.seed_rate)
     if not set(asked.schedules) <= set(trained.schedules):
         known = ", ".join(trained.schedules)
         found.append(f"population.schedule is {', '.join(asked.schedules)} (trained with {known})")

@@ -71,9 +71,7 @@ class Schedule(Controller):
         """
         self.conditions, self.events = conditions, list(events)
         if [line.at for line in self.events] != sorted(line.at for line in self.events):
-            raise UserError(
-                f"the schedule's shares are {[line.at for line in self.events]}; put them in rising order"
-            )
+            raise UserError(f"the schedule's shares are {[line.at for line in self.events]}; sort them")
         self._plants = any(line.blueprint not in GROWTH_BLUEPRINTS for line in self.events)
 
     @classmethod
@@ -115,6 +113,7 @@ class Schedule(Controller):
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
         """Return the actions of this step in their order: every slot that is due is planted and advanced."""
         lines, blueprint = self._due(observation)
+        lines &= masks.slot_by_op[:, Op.GERMINATE]  # a member that may not plant yet keeps what it owes
         self._remaining -= lines.long()
         due, grows = lines.any(dim=0), grows_block(blueprint)  # [N, S]
         blending = observation.slots.stage == Stage.BLENDING

@@ -49,9 +49,7 @@ class Split:
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
-            raise ValueError(
-                f"{len(self.inputs)} inputs with {len(self.targets)} targets; give one target per input"
-            )
+            raise ValueError(f"{len(self.inputs)} inputs with {len(self.targets)} targets; give one for each")
         if self.targets.dtype != torch.long or self.inputs.dtype not in (torch.float32, torch.long):
             raise ValueError(
                 f"inputs are {self.inputs.dtype} and targets {self.targets.dtype}; expected float32 (or "

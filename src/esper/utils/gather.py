@@ -89,9 +89,7 @@ def all_gather_values(gather: Gather, value: Any) -> list[Any]:
     # torch's format keeps dtypes; of it, as of every file, only data are loaded.
     packed = io.BytesIO()
     torch.save(value, packed)
-    return [
-        torch.load(io.BytesIO(message), weights_only=True) for message in gather.exchange(packed.getvalue())
-    ]
+    return [torch.load(io.BytesIO(m), weights_only=True) for m in gather.exchange(packed.getvalue())]
 
 
 def broadcast(gather: Gather, value: Any) -> Any:

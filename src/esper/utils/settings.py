@@ -36,9 +36,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(
-                None, None, "aliases are not allowed; write the value again", mark
-            )
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed; write it again", mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -65,9 +63,7 @@ def parse_yaml(text: str, where: str) -> Any:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{where} is not valid YAML{line}: {error.problem}") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError, AttributeError) as error:
-        raise UserError(
-            f"{where} is not valid YAML: {' '.join(str(error).split()) or 'nested too deep'}"
-        ) from None
+        raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split()) or 'too deep'}") from None
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:  # dates, bytes, sets, NaN, nested too deep

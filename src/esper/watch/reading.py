@@ -147,8 +147,8 @@ def round_events(path: Path, round: int, member: int | None = None) -> dict[str,
 def blueprint_ledger(events: Iterable[Event]) -> list[dict[str, Any]]:
     """Count the outcomes of the seeds of each blueprint, the most planted first.
 
-    "taken out": pruned or rolled back. `contribution` (points) and `parameters` are means over the seeds that
-    were kept.
+    "taken out": pruned, by the governor too. `contribution` (points) and `parameters` are means over the
+    seeds that were kept.
     """
     by_kind: dict[str, dict[str, list[Event]]] = {}
     for event in events:
@@ -156,10 +156,7 @@ def blueprint_ledger(events: Iterable[Event]) -> list[dict[str, Any]]:
             by_kind.setdefault(event.blueprint, {}).setdefault(event.kind, []).append(event)
     ledger = []
     for blueprint, kinds in by_kind.items():
-        planted, kept, *out = (
-            kinds.get(k, []) for k in ("germinated", "fossilised", "pruned", "rolled_back")
-        )
-        taken_out = sum(map(len, out))  # pruned or rolled back; the others were alive at the end
+        planted, kept, pruned = (kinds.get(k, []) for k in ("germinated", "fossilised", "pruned"))
         contribution, half = mean_interval([event.numbers.get("contribution", NAN) for event in kept])
         parameters, _ = mean_interval([event.numbers.get("parameters", NAN) for event in kept])
         ledger.append(
@@ -167,8 +164,8 @@ def blueprint_ledger(events: Iterable[Event]) -> list[dict[str, Any]]:
                 "blueprint": blueprint,
                 "planted": len(planted),
                 "kept": len(kept),
-                "taken out": taken_out,
-                "unfinished": max(len(planted) - len(kept) - taken_out, 0),
+                "taken out": len(pruned),
+                "unfinished": max(len(planted) - len(kept) - len(pruned), 0),
                 "contribution": contribution,
                 "contribution_ci": half,
                 "parameters": parameters,

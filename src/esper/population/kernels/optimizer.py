@@ -63,8 +63,8 @@ def learn_rows(
     lr: Tensor,
     active: Tensor,
     config: PopulationConfig,
-    gaps: Tensor | None = None,
-    copy: Tensor | None = None,
+    gaps: Tensor | None,
+    copy: Tensor | None,
 ) -> None:
     """What `optimizer.learn_rows` does."""
     gradient = gradient.contiguous()

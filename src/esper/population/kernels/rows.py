@@ -57,10 +57,10 @@ def _gather(  # type: ignore[no-untyped-def]
 def gather_rows(
     source: Tensor,
     index: Tensor,
-    base: Tensor | None = None,
-    base_index: Tensor | None = None,
-    scale: Tensor | None = None,
-    scale_by_index: bool = False,
+    base: Tensor | None,
+    base_index: Tensor | None,
+    scale: Tensor | None,
+    scale_by_index: bool,
 ) -> Tensor:
     """See the kernel.  # source [E, ...], index [R] → [R, ...]"""
     source = source.contiguous()

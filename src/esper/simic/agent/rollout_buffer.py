@@ -104,9 +104,7 @@ class TamiyoRolloutBuffer:
         # All rows have the same length: one column is written in place, without an index.
         if active is None and self._even:
             if self._columns == self.horizon:
-                raise ValueError(
-                    f"the buffer of {self.horizon} steps is full; call reset(), or give a longer horizon"
-                )
+                raise ValueError(f"the buffer of {self.horizon} steps is full; call reset(), or lengthen it")
             for name, value in tensors_of(transition).items():
                 self._storage[name][:-1, self._columns] = value
             self.step_counts += 1
@@ -122,7 +120,7 @@ class TamiyoRolloutBuffer:
         row = torch.where(active & ~full, self._rows, self.num_members)
         index = row * self.horizon + self.step_counts.clamp(max=self.horizon - 1)
         for name, flat in self._flat.items():
-            flat[index] = fields[name]
+            flat.index_copy_(0, index, fields[name])
         self.step_counts += active & ~full
         return ()
 
@@ -134,11 +132,12 @@ class TamiyoRolloutBuffer:
         self._steps.reward.scatter_add_(1, last, owed.unsqueeze(1))
 
     @torch.no_grad()
-    def weigh_rows(self, members: Tensor, temperature: float) -> None:
-        """Weigh the rows of each member by the softmax of what they earned, to a mean of 1.  # members [N]"""
+    def weigh_rows(self, members: Tensor, temperature: float, gamma: float) -> None:
+        """Weigh the rows of each member by the softmax of their returns, to a mean of 1.  # members [N]"""
         own = members.unsqueeze(1) == members  # [N, N]
-        # Rewards of steps that were never written are 0.
-        earned = self._steps.reward.sum(1) / temperature
+        # Σ γ^t r_t; rewards of steps that were never written are 0.
+        discount = torch.pow(gamma, torch.arange(self.horizon, device=self.device))
+        earned = (self._steps.reward * discount).sum(1) / temperature
         shares = torch.where(own, earned, -torch.inf).softmax(1)
         self.weights.copy_(shares.diagonal() * own.sum(1))
 

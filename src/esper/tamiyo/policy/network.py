@@ -222,7 +222,7 @@ class TamiyoNet(nn.Module):
         [N, T]: the memory is cleared before that step; actions, uniforms [N, T, H].
         """
         seen = self._encode(observation, state, resets)
-        legal_details = pad_masks(masks)  # [N, T, 6, 13]
+        legal_details = pad_masks(masks)  # [N, T, 6, 16]
 
         def choose(heads: slice, logits: Tensor, legal: Tensor) -> Tensor:
             """Return the given choices of these heads, or new ones.  # [N, T, heads]"""
@@ -293,7 +293,7 @@ class TamiyoNet(nn.Module):
     def _detail_logits(
         self, seen: _Encoding, op_embedded: Tensor, slot: Tensor, reads_slot: Tensor
     ) -> Tensor:
-        """Compute the logits of the detail heads, given op and slot.  # [N, T, 1] twice → [N, T, 6, 13]"""
+        """Compute the logits of the detail heads, given op and slot.  # [N, T, 1] twice → [N, T, 6, 16]"""
         index = slot.unsqueeze(-1).expand(*slot.shape, seen.slots.shape[-1])
         chosen_slot = seen.slots.gather(-2, index).squeeze(-2) * reads_slot  # [N, T, W]
         context = self.detail_encoder(torch.cat((seen.memory, op_embedded, chosen_slot), dim=-1))
@@ -304,7 +304,7 @@ class TamiyoNet(nn.Module):
 
 
 def pad_masks(masks: ActionMasks) -> Tensor:
-    """Return the masks of the detail heads, padded with False.  # [..., 6, 13]"""
+    """Return the masks of the detail heads, padded with False.  # [..., 6, 16]"""
     flat = torch.cat([masks.head(head) for head in DETAIL_HEADS], dim=-1)
     return pad(flat, (0, 1))[..., _padding_index(flat.device)]
 
@@ -317,7 +317,7 @@ def stack_heads(*groups: Tensor) -> Tensor:
 
 @device_table
 def _padding_index() -> Tensor:
-    """Return where each padded choice lies in the row of all masks; one past the end is False.  # [6, 13]"""
+    """Return where each padded choice lies in the row of all masks; one past the end is False.  # [6, 16]"""
     sizes = torch.tensor([[len(HEAD_CHOICES[head])] for head in DETAIL_HEADS])
     starts, choices = sizes.cumsum(0) - sizes, torch.arange(DETAIL_CHOICES)
     return torch.where(choices < sizes, starts + choices, sizes.sum())

@@ -2,7 +2,7 @@
 
 import { ask } from "./stream.js";
 
-const KINDS = { U8: Uint8Array, I16: Int16Array, I32: Int32Array, F32: Float32Array };
+const KINDS = { U8: Uint8Array, U16: Uint16Array, I16: Int16Array, I32: Int32Array, F32: Float32Array };
 const MOST_BYTES = 96 * 1024 * 1024; // of rounds that stay in memory
 const NO_BLUEPRINT = 255;
 const UNMEASURED = -32768;
