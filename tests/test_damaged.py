@@ -97,7 +97,7 @@ def last(run: Path) -> Path:
         (["grow", "--controller", "into"], "controller is 'into'; that is for a model of your own"),
         (
             ["grow", "--controller", "builtins:dict"],
-            "controller is a dict without begin and decide; allowed are tamiyo",
+            "controller dict lacks begin and decide; allowed are tamiyo",
         ),
         (["grow", "--controller", "static:3"], "static takes nothing after a colon"),
         (["grow", "--controller", "random:2"], "after the colon: a germination rate, as in random:0.1"),

@@ -36,9 +36,7 @@ class HostConfig(Config):
     depth: int | None = Field(
         None, ge=1, le=1_000, description="segments, each with a slot; resnet: blocks of a stage; gpt: layers"
     )
-    hidden: int | None = Field(
-        None, ge=1, le=65_536, description="resnet, resmlp: channels or units between the layers of a block"
-    )
+    hidden: int | None = Field(None, ge=1, le=65_536, description="resnet, resmlp: width inside a block")
     stages: int | None = Field(None, ge=1, le=16, description="resnet: each halves the resolution")
     kernel: int | None = Field(None, ge=1, description="cnn, resnet: width of a convolution")
     first_stride: int | None = Field(None, ge=1, description="cnn, resnet: stride of the first segment")
@@ -55,12 +53,8 @@ class TelemetryConfig(Config):
     """What a run writes to its folder and elsewhere."""
 
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="where metrics go as well")
-    trajectories: int = Field(
-        12, ge=0, description="rounds whose slots of all members stay on disk; older ones are thinned out"
-    )
-    checkpoint_every: int = Field(
-        10, ge=0, description="rounds between checkpoints of which the newest three stay; 0 keeps none"
-    )
+    trajectories: int = Field(12, ge=0, description="rounds whose slots stay on disk; older ones are thinned")
+    checkpoint_every: int = Field(10, ge=0, description="rounds between kept checkpoints (three); 0: none")
 
 
 class RunConfig(Config):

@@ -145,9 +145,7 @@ def make_controller(given: str | Controller, device: torch.device) -> Controller
         return load_controller(given, device)
     missing = [name for name in ("begin", "decide") if not callable(getattr(given, name, None))]
     if missing:
-        raise UserError(
-            f"controller is a {type(given).__name__} without {' and '.join(missing)}; {allowed_names()}"
-        )
+        raise UserError(f"controller {type(given).__name__} lacks {' and '.join(missing)}; {allowed_names()}")
     return given
 
 

@@ -56,7 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
         "step": lambda model, batch: (model(batch[0]), 0)
     },
     "the score of step is 'good'; it must be one number": {"step": lambda m, b: (loss_of(m, b), "good")},
-    "depends on no weight that is trained": {"step": lambda m, b: (loss_of(m, b).detach(), 0.5)},
+    "depends on no trained weight": {"step": lambda m, b: (loss_of(m, b).detach(), 0.5)},
     "the metric has the shape": {"metric": lambda outputs, targets: outputs},
     "train yields nothing": {"train": []},
     "train has no samples": {"train": (torch.zeros(0, 5), torch.zeros(0, dtype=torch.long))},
@@ -69,6 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "there is no setting 'epoch'; did you mean 'epochs'?": {"epoch": 3},
     "train is a int; give a DataLoader": {"train": 5},
+    "the model is an int; give an nn.Module, or a function": {"model": 7},
     "model is a OptimizedModule, made by torch.compile, which takes no hooks": {
         "model": torch.compile(models.small_mlp(3), backend="eager")
     },
@@ -100,7 +101,7 @@ CASES: dict[str, dict[str, Any]] = {
     "train is a .* that is read only once": {"train": iter([(X, Y)])},
     "train had batches before and yields none in this epoch": {"train": Dry(3)},
     "val had batches before and yields none in this epoch": {"val": Dry(4)},
-    "end the model with one output for each class": {"val": [(X, TEXT)]},
+    "give one output for each class, or loss=": {"val": [(X, TEXT)]},
     "the targets run from 0 to 2, but the model has 2 outputs": {"model": models.small_mlp(2)},
     "in a mlp allowed are NORM, LORA": {"blueprints": ["CONV_LIGHT"], **HEURISTIC},
     r"controller is 'gardener'; allowed are tamiyo, .*, into \(esper.grow\), an object": {
@@ -108,7 +109,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "controller is 'INTO'; did you mean 'into'": {"controller": "INTO"},
     "controller is ''; allowed are tamiyo": {"controller": ""},
-    "without begin and decide; allowed are tamiyo, .*, into": {"controller": object()},
+    "lacks begin and decide; allowed are tamiyo, .*, into": {"controller": object()},
     "no setting 'learning_rate'; allowed are loss": {"learning_rate": 1.0},
     "validation_batch has no effect in esper.grow; allowed are loss": {"validation_batch": 8},
     "lr is -1.0; it should be greater than 0": {"lr": -1.0},
@@ -118,7 +119,7 @@ CASES: dict[str, dict[str, Any]] = {
     r"the batches of val hold torch.float64 and the weights of Sequential are torch.float32, .*; convert the "
     r"batches with .to\(torch.float32\), or the model": {"val": [(X.double(), Y)]},
     "NaN or infinite in 1 of 24 samples; fill in or drop": {"train": (BROKEN, Y)},
-    "24 inputs and 5 targets; give one target for each": {"train": (X, Y[:5])},
+    "24 inputs and 5 targets; give one for each": {"train": (X, Y[:5])},
     "give numbers: encode": {"train": (np.array([["a"], ["b"]]), np.array([0, 1]))},
     r"(give|or) step=": {"train": [X], "val": [X]},
     r"a batch is a tuple; .* step=": {"train": [(X,)], "val": [(X,)]},

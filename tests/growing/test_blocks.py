@@ -26,6 +26,18 @@ def layers() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
 
 
+class Kind(nn.Module):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4))
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.inner(x)
+        return out
+
+
 class Net(nn.Module):
     """Blocks that a function runs."""
 
@@ -123,7 +135,7 @@ def test_blocks_that_are_no_chain_are_left_alone(run: Any, stem: bool) -> None:
     with pytest.raises(UserError, match="Net has 0 blocks"):
         Progressive(model, optimizer, 10, example=ROWS)
     Progressive(model, optimizer, 10)
-    with pytest.raises(UserError, match=r"blocks\.1 does not go on with what blocks\.0 returned"):
+    with pytest.raises(UserError, match=r"blocks\.1 .* does not go on with what blocks\.0 returned"):
         model(ROWS)
 
 
@@ -165,6 +177,139 @@ def test_lists_within_lists_never_run_as_blocks() -> None:
     assert esper.estimate(model, tokens=1e3).blocks == 0
 
 
+def one_expert(net: Any, x: Tensor) -> Tensor:
+    net.turn = (getattr(net, "turn", -1) + 1) % len(net.blocks)
+    return net.blocks[net.turn](x)  # type: ignore[no-any-return]
+
+
+def test_experts_of_which_one_runs_in_a_step_never_become_copies() -> None:
+    model = Net(one_expert, stem=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    grower = Progressive(model, optimizer, 20, grow_at=0.5)
+    for _ in range(9):
+        model(ROWS).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        grower.step()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(UserError, match=r"blocks\.1 .* never went on with what blocks\.0 .*; give example="):
+        grower.step()
+    assert grower.whole, "for whoever goes on without growth"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(UserError, match="Net has 0 blocks"):
+        Progressive(Net(one_expert), optimizer, 20, example=ROWS)
+
+
+@pytest.mark.parametrize("kind", ["compiled", "in place"])
+def test_chains_that_are_compiled_are_grown_without_an_example(kind: str) -> None:
+    """Nobody sees there what blocks go on with; after too many graphs torch runs some hooks all the same."""
+    torch._dynamo.reset()
+    model = nn.Sequential(*[Kind() for _ in range(12)])
+    for block in model if kind == "in place" else ():
+        block.compile(backend="eager")
+    runs = torch.compile(model, backend="eager") if kind == "compiled" else model
+    grower = Progressive(model, optimizer := torch.optim.AdamW(model.parameters()), 4, grow_at=0.5)
+    for _ in range(4):
+        runs(ROWS).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        grower.step()
+    assert grower.whole
+
+
+class Zero(nn.Module):
+    """A residual block whose branch begins at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        nn.init.zeros_(self.inner[1].weight)  # type: ignore[arg-type]
+        nn.init.zeros_(self.inner[1].bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)  # type: ignore[no-any-return]
+
+
+def test_branches_that_begin_as_the_identity_are_no_chain() -> None:
+    for run, refused in ((in_parallel, True), (chain, False), (checkpointed_anew, False)):
+        model = Net(run, make=Zero, stem=True)
+        grower = Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10, grow_at=0.5)
+        if refused:
+            with pytest.raises(UserError, match=r"blocks\.1 .* does not go on with what blocks\.0 returned"):
+                model(ROWS)
+        else:
+            model(ROWS)
+            grower.complete()
+
+
+class Auxiliary(Kind):
+    """Returns a loss beside its output, in training alone."""
+
+    def forward(self, x: Tensor) -> Any:
+        out = x + self.inner(x)
+        return (out, out.mean()) if self.training else out
+
+
+def collect(net: Any, x: Tensor) -> Tensor:
+    for block in net.blocks:
+        x = block(x)[0] if net.training else block(x)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("example", "words"), [(ROWS, "returns something else in training mode"), (None, "give example=")]
+)
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_blocks_that_return_more_in_training_are_named(example: Any, words: str, evaluated: bool) -> None:
+    model = Net(collect, make=Auxiliary)
+    Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10, example=example)
+    if evaluated:
+        model.eval()(ROWS)
+    with pytest.raises(UserError, match=rf"blocks\.0 cannot be skipped, since it .*{words}"):
+        model.train()(ROWS)
+
+
+@pytest.mark.parametrize("example", [None, ROWS])
+def test_no_hook_of_the_first_pass_stays_on_a_whole_model(example: Any) -> None:
+    def begin() -> tuple[nn.Module, Progressive]:
+        model = nn.Sequential(*[Kind() for _ in range(4)])
+        return model, Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10, example=example)
+
+    def hooks(model: nn.Module) -> int:
+        return sum(len(module._forward_hooks) for module in model.modules())
+
+    model, grower = begin()
+    assert hooks(model) == 4
+    resumed, again = begin()
+    grower.complete()
+    again.load_state_dict(grower.state_dict())
+    assert (hooks(model), hooks(resumed)) == (0, 0)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_example_does_not_end_a_compilation_in_place(whole: bool) -> None:
+    calls = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        return lambda *inputs: calls.append(1) or graph(*inputs)
+
+    torch._dynamo.reset()
+    model = Net(chain)
+    for module in [model] if whole else model.blocks:
+        module.compile(backend=backend)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    grower = Progressive(model, optimizer, 10, grow_at=0.5, example=ROWS)
+    assert not calls
+    counts = []
+    for _ in range(6):
+        calls.clear()
+        model(ROWS).square().mean().backward()
+        optimizer.step()
+        grower.step()
+        counts.append(len(calls))
+    assert counts == ([1] * 6 if whole else [3] * 5 + [6])
+
+
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
 def test_blocks_that_run_although_they_are_skipped_are_found(kind: Any) -> None:
     """A model that goes past the forward of its blocks trains all of them."""
@@ -183,18 +328,6 @@ def test_blocks_that_run_although_they_are_skipped_are_found(kind: Any) -> None:
     with pytest.raises(UserError, match=r"blocks\.1 was trained although it is to be skipped"):
         grower.step()
     assert grower.active == grower.blocks
-
-
-class Kind(nn.Module):
-    def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(4, 4))
-        for name, value in settings.items():
-            setattr(self, name, value)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.inner(x)
-        return out
 
 
 @pytest.mark.parametrize(
@@ -367,6 +500,61 @@ def test_a_model_that_was_trained_is_not_thrown_away() -> None:
     resumed = begin(model)
     resumed.load_state_dict(first.state_dict())
     assert not resumed.step()
+
+
+class Around(nn.Module):
+    """A user's own module around blocks of another one, and a part of it that has none."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.encoder = inner, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("wrap", [Around, nn.DataParallel])
+@pytest.mark.parametrize("way", ["loaded", "grown"])
+def test_a_trained_model_is_found_inside_of_another_module(wrap: Any, way: str) -> None:
+    def begin(model: nn.Module, **options: Any) -> Progressive:
+        return Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 2, grow_at=0.5, **options)
+
+    inner = nn.Sequential(*[Kind() for _ in range(4)])
+    if way == "loaded":
+        inner.name_or_path = "somewhere"  # type: ignore[assignment]
+    else:
+        assert begin(Around(inner)).step()
+    for model in (wrap(inner), inner):
+        with pytest.raises(UserError, match=r"was trained before \(pretrained=False says it was not\)"):
+            begin(model).step()
+    assert begin(wrap(inner), pretrained=False).step()
+    fresh = Around(nn.Sequential(*[Kind() for _ in range(4)]))
+    fresh.encoder.name_or_path = "somewhere"  # type: ignore[assignment]
+    assert begin(fresh).step(), "what was loaded has no blocks"
+
+
+@pytest.mark.parametrize("wrap", [Around, lambda inner: inner])
+def test_grow_trains_plainly_what_was_loaded_inside_of_another_module(wrap: Any) -> None:
+    inner = nn.Sequential(*[Kind() for _ in range(4)], nn.Linear(4, 2))
+    inner.name_or_path = "somewhere"  # type: ignore[assignment]
+    data = (torch.randn(64, 4), torch.arange(64) % 2)
+    grown = esper.grow(wrap(inner), data, epochs=1, progress=False)
+    assert "was loaded from a checkpoint" in grown.remarks[0]
+
+
+def test_grow_and_estimate_refuse_a_model_of_which_blocks_are_skipped() -> None:
+    model = nn.Sequential(*[Kind() for _ in range(4)], nn.Linear(4, 2))
+    grower = Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10)
+    data = (torch.randn(64, 4), torch.arange(64) % 2)
+    for same in (model, copy.deepcopy(model)):
+        for call in (esper.estimate, lambda m, samples: esper.grow(m, data, epochs=1, progress=False)):
+            with pytest.raises(UserError, match=r"1 of Sequential is skipped now; call grower\.complete\(\)"):
+                call(same, samples=64)
+    later = copy.deepcopy(model)
+    grower.complete()
+    for same in (model, later):
+        esper.estimate(same, samples=64)
+        esper.grow(same, data, epochs=1, progress=False)
 
 
 def test_states_that_are_loaded_after_the_grower_was_made_are_seen() -> None:

@@ -183,7 +183,7 @@ def test_experts_that_a_token_does_not_take_are_no_part_of_what_growth_skips() -
             return out
 
     model = nn.Sequential(*[Experts() for _ in range(8)])
-    example = torch.randn(1, 64)
+    example = torch.randn(1, 1, 64)
     expected = esper.estimate(model, tokens=20 * count_parameters(model), example=example)
     assert expected.advice == "do not grow"
     assert " % of Sequential is in blocks that run for each token" in expected.reason
@@ -197,7 +197,7 @@ def test_experts_that_a_token_does_not_take_are_no_part_of_what_growth_skips() -
         def forward(self, x: Tensor) -> Tensor:
             return torch.stack([branch(x) for branch in self.branches]).sum(0)
 
-    assert esper.estimate(Parallel(), tokens=1e3, example=torch.zeros(1, 4)).blocks == 0
+    assert esper.estimate(Parallel(), tokens=1e3, example=torch.zeros(1, 1, 4)).blocks == 0
 
 
 def test_flops_are_counted_where_an_example_is_given() -> None:
@@ -212,6 +212,44 @@ def test_flops_are_counted_where_an_example_is_given() -> None:
     assert "FLOPs" not in str(esper.estimate(convolution, samples=10))
     example = (torch.zeros(1, 1, 5, 5),)
     assert esper.estimate(convolution, samples=10, example=example).flops == 3 * 10 * 2 * 9 * 9
+
+
+IDS = torch.arange(6).reshape(2, 3)
+WIDE = torch.zeros(2, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("example", "tokens"),
+    [
+        ({"mask": torch.zeros(2, 1, 3, 3), "input_ids": IDS}, 6),
+        ({"input_ids": IDS.repeat(1, 4), "decoder_input_ids": IDS}, 6),
+        ({"input_ids": IDS.repeat(1, 4), "decoder_input_ids": IDS.repeat(1, 2), "labels": IDS}, 6),
+        ({"input_ids": IDS, "labels": IDS[:, 0]}, 6),
+        ({"input_features": WIDE, "decoder_input_ids": IDS}, 6),
+        ({"inputs_embeds": WIDE}, 10),
+        ({"inputs_embeds": WIDE, "mask": torch.ones(5, 5, dtype=torch.bool)}, 10),
+        (WIDE, 10),
+        ((IDS.int(), torch.zeros(2)), 6),
+        (torch.zeros(2, 8), None),
+        ({"pixel_values": torch.zeros(2, 3, 4, 4)}, None),
+    ],
+)
+def test_tokens_of_an_example_are_its_labels_ids_or_steps(example: Any, tokens: int | None) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, *_: Any, **__: Any) -> Tensor:
+            out: Tensor = self.layer(torch.zeros(60, 8))
+            return out
+
+    if tokens is None:
+        with pytest.raises(UserError, match="example has no tokens"):
+            esper.estimate(Model(), tokens=1e3, example=example)
+        return
+    found = esper.estimate(Model(), tokens=1e3, example=example)
+    assert found.flops == pytest.approx(3 * 1e3 * 2 * 64 * 60 / tokens)
 
 
 @pytest.mark.parametrize("per_parameter", [0.5, 1.5, 2.0, 20.0])
@@ -236,7 +274,7 @@ def test_with_one_label_a_sample_nothing_grows(per_parameter: float) -> None:
         ({"samples": float("inf")}, "samples is inf; give a number above 0"),
         ({"tokens": "many"}, "tokens is 'many'; give a number above 0"),
         ({"tokens": 1.0, "epochs": 0}, "epochs is 0; give a number above 0"),
-        ({"tokens": 1.0, "model": 3}, "the model is a int; give an nn.Module"),
+        ({"tokens": 1.0, "model": 3}, "the model is an int; give an nn.Module"),
     ],
 )
 def test_what_cannot_be_estimated_is_said(options: dict[str, Any], said: str) -> None:
@@ -249,6 +287,7 @@ def build(): return make(8)
 def boom(): raise KeyError("boom")
 def given(x): return x
 three, x = lambda: 3, 3
+def leaves(): raise SystemExit(3)
 """
 
 
@@ -311,11 +350,15 @@ def test_the_command_counts_the_flops_of_an_example(
             "it could not be called: KeyError: 'boom' at {file}, line 3; give FILE.py:",
         ),
         (
+            "estimated_wrong.py:leaves",
+            "it could not be called: SystemExit: 3 at {file}, line 6; give FILE.py:",
+        ),
+        (
             "estimated_wrong.py:given",
             "missing 1 required positional argument: 'x'; give .* takes no arguments",
         ),
         ("estimated_wrong.py:x", "'int' object is not callable; give FILE.py:FUNCTION"),
-        ("estimated_wrong.py:three", "the model is a int; give an nn.Module"),
+        ("estimated_wrong.py:three", "the model is an int; give an nn.Module"),
     ],
 )
 def test_a_model_that_cannot_be_made_is_one_sentence(
@@ -330,9 +373,6 @@ def test_a_model_that_cannot_be_made_is_one_sentence(
     told = capsys.readouterr().err
     assert re.search(said.format(file=re.escape(str(file))), told), told
     assert told.count("\n") == 1
-
-
-IDS = torch.arange(6).reshape(2, 3)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,6 +26,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
@@ -462,6 +465,70 @@ def test_two_optimizers_share_the_parameters() -> None:
         assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
+class SAM(torch.optim.Optimizer):
+    """As it is written everywhere: it holds the optimizer that steps."""
+
+    def __init__(self, parameters: Any, name: str, kind: Any = torch.optim.AdamW) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+        setattr(self, name, kind(self.param_groups))
+        self.inner: Any = lambda: getattr(self, name)
+        self.param_groups = self.inner().param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.state[p]["old"] = p.detach().clone()
+        self.inner().step()
+
+
+@pytest.mark.parametrize("name", ["base_optimizer", "optimizer", "_optimizer", "optim", "base"])
+def test_the_state_of_an_optimizer_within_another_is_copied(name: str) -> None:
+    model = make()
+    optimizer = SAM(model.parameters(), name)
+    grower = Progressive(model, optimizer, 4, grow_at=0.5, rewarm=2)
+    for _ in range(2):
+        train_step(model, optimizer)
+        grower.step()
+    for key in ("exp_avg", "old"):
+        state = (optimizer if key == "old" else optimizer.inner()).state
+        copied, source = (state[model[1][k].layer.weight][key] for k in (1, 0))  # type: ignore[index]
+        assert torch.equal(copied, source)
+    assert not optimizer._optimizer_step_pre_hooks, "the rate is lowered once, where it steps"  # type: ignore[attr-defined]
+    assert optimizer.inner()._optimizer_step_pre_hooks
+
+
+def test_an_optimizer_whose_state_is_elsewhere_is_warned_of() -> None:
+    class Hidden(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {})
+            self.held = [torch.optim.AdamW(self.param_groups)]
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.held[0].step()
+
+    words = "no optimizer has state that copies need"
+    for make_it in (Hidden, *OPTIMIZERS.values()):
+        model = make()
+        optimizer = make_it(model.parameters())
+        grower = Progressive(model, optimizer, 2, grow_at=0.5)
+        train_step(model, optimizer)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            assert grower.step()
+        assert any(words in str(warning.message) for warning in seen) == (make_it is Hidden)
+
+
+def test_a_grower_says_how_far_it_is_and_warns_of_steps_too_many() -> None:
+    model, optimizer, grower = begin()
+    run(model, optimizer, grower, 3)
+    assert repr(grower) == "<Progressive: 2 of 4 blocks active, 3 of 10 steps done>"
+    run(model, optimizer, grower, 7)
+    with pytest.warns(UserWarning, match="more than total_steps=10 steps; growth came early") as seen:
+        run(model, optimizer, grower, 5)
+    assert len(seen) == 1
+
+
 class Checkpointed(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         for block in self:
@@ -864,15 +931,36 @@ def test_two_processes_have_equal_weights_and_those_of_one(tmp_path: Any) -> Non
             torch.testing.assert_close(value, one[key], rtol=1e-4, atol=1e-5, msg=f"{way}: {key}")
 
 
-def test_ddp_without_unused_parameters_is_refused(tmp_path: Any) -> None:
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_ddp_without_unused_parameters_is_refused_and_so_is_fsdp_1(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def grow_into() -> None:
         model = DistributedDataParallel(make())
         Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10)
+
+    def shard(inside: bool) -> None:
+        model = FullyShardedDataParallel(make(), device_id=torch.device("cpu"))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        Progressive(nn.Sequential(model) if inside else model, optimizer, 10)
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
     try:
         with pytest.raises(UserError, match="find_unused_parameters=True"):
             grow_into()
+        for inside in (False, True):
+            with pytest.raises(UserError, match=r"cannot skip blocks; use fully_shard"):
+                shard(inside)
+        model = make()
+        zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+        grower = Progressive(model, zero, 2, grow_at=0.5)
+        train_step(model, zero)
+        grower.step()
+        copied, source = (zero.optim.state[model[1][k].layer.weight]["exp_avg"] for k in (1, 0))  # type: ignore[index]
+        assert torch.equal(copied, source)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        with pytest.raises(UserError, match="ZeroRedundancyOptimizer spreads; use fully_shard"):
+            Progressive(make(), zero, 2, pretrained=False)
     finally:
         torch.distributed.destroy_process_group()
 
@@ -1310,8 +1398,13 @@ def train_plainly(model: nn.Module, epochs: int) -> esper.Grown:
         (nn.Sequential(shared(), nn.Linear(4, 2)), {}, "share layer.weight"),
         (nn.Sequential(Chained("odd"), nn.Linear(4, 2)), {}, "does not run while blocks"),
         (EIGHT, {"pretrained": True}, "loaded from a checkpoint"),
-        (EIGHT, {"epochs": 1}, "needs 100 optimizer steps and has 4$"),
-        (make(8).requires_grad_(False), {}, "are frozen; give beyond=True"),
+        (EIGHT, {"epochs": 1}, "needs 100 optimizer steps and has 4; give more epochs, or smaller batches$"),
+        pytest.param(
+            make(8).requires_grad_(False),
+            {},
+            "are frozen; give beyond=True",
+            marks=pytest.mark.filterwarnings("error:all parameters"),
+        ),
     ],
 )
 def test_growth_that_is_asked_for_and_cannot_be_is_refused(

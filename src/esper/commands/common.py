@@ -40,9 +40,7 @@ Overrides = Annotated[
     typer.Option("--set", "-s", help="one setting, as key.path=value; repeatable: see 'esper config'"),
 ]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="the folder to write; by default one in runs/")]
-TaskName = Annotated[
-    str | None, typer.Option("--task", "-t", help="the data set, with the preset of its name if there is one")
-]
+TaskName = Annotated[str | None, typer.Option("--task", "-t", help="data set, with its preset if it has one")]
 Members = Annotated[
     int | None, typer.Option("--members", "-n", min=1, max=1_000_000, help="networks for each controller")
 ]

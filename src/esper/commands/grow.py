@@ -33,9 +33,6 @@ def grow(
 ) -> None:
     """Grow networks of Esper's own, and write the best.
 
-    The best one has the best score on the validation split. A model of your own grows in Python, by
-    esper.grow(model, train).
-
     Seeds are planted at slots, between two layers of a network, and stay if they help. The same networks are
     also trained without any growth, and the report compares the two. It writes network.pt2, which torch alone
     can run, and a report.

@@ -16,16 +16,12 @@ def watch(
         list[Path] | None,
         typer.Argument(help="run folders, or folders that hold some; by default runs/", show_default=False),
     ] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", min=0, max=65535, help="by default 8642, or any that is free")
-    ] = None,
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="8642 or a free one")] = None,
     host: Annotated[
         str, typer.Option("--host", help="an address of this machine for other machines to reach, or 0.0.0.0")
     ] = "127.0.0.1",
 ) -> None:
     """Show runs on a live page in the browser.
-
-    Runs that ended are replayed; several can be shown at once.
 
     The page follows the folders while they are written and changes nothing in them. It loads nothing from
     elsewhere. By default it answers this machine alone; with --host it answers those who open the address

@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, distributed, nn
 
 from esper.controllers import INTO
+from esper.growing.blocks import check_module, find_blocks, find_pretrained
 from esper.growing.criterion import UserStep
 from esper.growing.data import GeneratorStates, first_batch, make_loaders, seeded_generators, split_batch
 from esper.growing.folder import GrowFolder
@@ -194,7 +195,7 @@ class Growth:
         decider, self.controller_name, self.remarks = choose_controller(controller, force)
         grows = not isinstance(decider, Static)
         self.bodies = LivePopulation(model, loaders, settings, device, slots, step, grows)
-        if not trainable_parameters(model):
+        if controller is not None and not trainable_parameters(model):  # else it cannot be trained at all
             warnings.warn(
                 f"all parameters of {type(model).__name__} are frozen (requires_grad is False): only what "
                 "grows is trained",
@@ -218,14 +219,12 @@ class Growth:
     def grow_into_model(self, epochs: int, pretrained: bool, equal_compute: bool, asked: bool) -> None:
         """Skip blocks at first, where that is asked for or expected to pay; else say why not."""
         model = self.bodies.model
+        name = type(model).__name__
         if not trainable_parameters(model):
-            raise UserError(
-                f"all parameters of {type(model).__name__} are frozen; give beyond=True, or unfreeze some"
-            )
+            raise UserError(f"all parameters of {name} are frozen; give beyond=True, or unfreeze some")
         try:
-            # transformers marks such models, but also those that AutoConfig alone was loaded for.
-            if pretrained or (not asked and bool(getattr(model, "name_or_path", None))):
-                raise UserError(f"{type(model).__name__} was loaded from a checkpoint")
+            if pretrained or (not asked and find_pretrained(model, find_blocks(model))):
+                raise UserError(f"{name} was loaded from a checkpoint")
             total, self.remarks = self.bodies.grow_into(epochs, equal_compute, asked)
             self.controller_name = INTO
             if total != epochs:
@@ -420,8 +419,7 @@ def _build_model(model: ModelOrMaker, device: torch.device) -> nn.Module:
             f"model cannot be made ({one_line(error)}{raised_at(error)}); give an nn.Module, or a function "
             "without arguments that makes one"
         ) from error
-    if not isinstance(made, nn.Module):
-        raise UserError(f"model is a {type(made).__name__}; give an nn.Module, or a function that makes one")
+    check_module(made, ", or a function that makes one")
     for name, module in made.named_modules():
         kind = f"{f'the submodule {name}' if name else 'model'} is a {type(module).__name__}"
         compiled = hasattr(module, "_orig_mod")

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import groupby
 from threading import get_ident
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ FEWEST_FOR_MIDDLE = 4  # blocks that train first: repeating the middle was measu
 CONTAINERS = (nn.ModuleList, nn.Sequential)
 # Of a block that returns a tensor: (). Of one that returns a tuple: which argument each entry is, or None.
 Form = tuple[int | None, ...]
+GREW: WeakSet[nn.Module] = WeakSet()  # blocks of models that were grown into in this process
 
 
 class Skip:
@@ -65,6 +67,7 @@ class BlockList:
     leader: BlockList | None = None  # of the model that this one follows, as an average does
     skips: dict[nn.Module, Skip] = field(default_factory=dict)
     own_forwards: dict[nn.Module, Any] = field(default_factory=dict)  # that skipped blocks had
+    compiled: bool = False  # so that nobody sees what its blocks go on with
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -119,6 +122,28 @@ def _of_weights(block: nn.Module, name: str) -> bool:
 # ---- finding -------------------------------------------------------------------------------------------
 
 
+def check_module(model: Any, otherwise: str = "", whole: bool = True) -> None:
+    """Raise a UserError for what is no nn.Module and, with `whole`, where a grower skips blocks of it now."""
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        raise UserError(f"the model is a{'n' * (kind[0] in 'aeiou')} {kind}; give an nn.Module{otherwise}")
+    for name, module in model.named_modules() if whole else ():
+        forward = vars(module).get("forward")
+        if isinstance(forward, Skip) and forward.origin.waiting:
+            raise UserError(f"{name} of {type(model).__name__} is skipped now; call grower.complete() first")
+
+
+def find_pretrained(model: nn.Module, lists: Sequence[BlockList]) -> str:
+    """Name the class around blocks that transformers loaded, or that was grown into; "" without one."""
+    names = [f"{name}." for each in lists for name in each.names]
+    for path, module in model.named_modules():
+        # transformers marks such models, but also those that AutoConfig alone was loaded for.
+        if getattr(module, "name_or_path", None) and any(n.startswith(path and f"{path}.") for n in names):
+            return type(module).__name__
+    grew = any(block in GREW for each in lists for block in each.blocks)
+    return type(model).__name__ if grew else ""
+
+
 def find_blocks(model: nn.Module) -> list[BlockList]:
     """Find runs of like blocks in the lists and sequences of a model, two or more, outer ones first.
 
@@ -171,9 +196,7 @@ def drop_nested(lists: Sequence[BlockList]) -> list[BlockList]:
 
 def _signature(block: nn.Module) -> tuple[Any, ...]:
     tensors = (*block.named_parameters(), *block.named_buffers())
-    shapes = {
-        name: (None if is_lazy(value) else tuple(value.shape), value.requires_grad) for name, value in tensors
-    }
+    shapes = {name: (None if is_lazy(x) else tuple(x.shape), x.requires_grad) for name, x in tensors}
     strides = {  # of convolutions and pooling
         name: (layer.stride, getattr(layer, "dilation", None))
         for name, layer in block.named_modules()
@@ -237,7 +260,8 @@ def call_model(model: nn.Module, example: Any) -> Any:
 @torch.no_grad()
 def count_flops(model: nn.Module, example: Any) -> int:
     """Count the FLOPs of a forward pass; `example` as in `call_model`."""
-    with flop_counter() as counter:
+    # A frame that runs in this mode first would never be compiled.
+    with torch.compiler.set_stance("force_eager"), flop_counter() as counter:
         call_model(model, example)
     return int(counter.get_total_flops())
 
@@ -261,16 +285,18 @@ def find_form(args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> 
 
 
 class FirstPass:
-    """Hooks that learn from the first pass of a model what its blocks return.
+    """Hooks that learn from the first passes of a model what its blocks return.
 
     They raise a UserError for blocks that cannot be skipped. Each block has to go on with what the one before
-    it returned; a block of another list may stand between them.
+    it returned; a block of another list may stand between them. That takes more passes where layers are left
+    out at random. What was tried on an example has to return the same in training.
     """
 
-    def __init__(self, lists: Sequence[BlockList]) -> None:
-        self.lists = lists
-        # By thread (those of nn.DataParallel run at once) and list: its latest block, and outputs since then.
-        self._since: dict[int, dict[int, tuple[int, list[Tensor]]]] = {}
+    def __init__(self, lists: Sequence[BlockList], tried: bool = False) -> None:
+        self.lists, self.tried = lists, tried
+        # By thread (of nn.DataParallel) and list: its latest block, what that was given, outputs since.
+        self._since: dict[int, dict[int, tuple[int, Any, list[Tensor]]]] = {}
+        self._unseen: dict[int, set[int]] = {}  # by list that ran: blocks not seen behind the one before yet
         self._known: set[int] = set()
         self._handles = [
             block.register_forward_hook(partial(self._record, number, k), with_kwargs=True)
@@ -282,44 +308,59 @@ class FirstPass:
         """Remove the hooks."""
         while self._handles:
             self._handles.pop().remove()
+        self._unseen.clear()
         self.forget()
 
     def forget(self) -> None:
-        """Drop the tensors of the first pass; no further one is looked at."""
+        """Drop the tensors of a pass."""
         self._since.clear()
-        self._known.update(range(len(self.lists)))
 
-    def _record(self, number: int, k: int, _: Any, args: Any, kwargs: Any, output: Any) -> None:
-        compiling = torch.compiler.is_compiling()  # values are not known then, and nothing may change
+    def find_unseen(self) -> str:
+        """Name a list that ran and was not seen to be a chain, as experts of which one runs; "" without."""
+        for number, missing in self._unseen.items():
+            each, k = self.lists[number], min(missing, default=0)
+            if k and not each.compiled:
+                return str(_cannot(each.names[k], f"never went on with what {each.names[k - 1]} returned"))
+        return ""
+
+    def _record(self, number: int, k: int, block: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        compiling = torch.compiler.is_compiling()  # values are not known then, and nothing may be read
         if not compiling and number in self._known:
+            return
+        if self.tried and (compiling or not block.training):
             return
         each = self.lists[number]
         since = {} if compiling else self._since.setdefault(get_ident(), {})
-        latest, outputs = since.get(number, (None, []))
+        latest, before, outputs = since.get(number, (None, None, []))
         if k == 0 or (latest is None and not compiling):  # the first that runs: LayerDrop leaves out some
             form, made = find_form(args, kwargs, output)
-            if form is None or made:
-                raise UserError(
-                    f"{each.names[k]} cannot be skipped, since it does not return one tensor, of the shape "
-                    "of its input; give example= and such blocks are left alone"
-                )
+            if self.tried and form != each.form:
+                raise _cannot(each.names[k], "returns something else in training mode", "train it plainly")
+            if form is None or (made and not self.tried):
+                raise _cannot(each.names[k], "does not return one tensor, of the shape of its input")
             each.form = form
         if compiling:
+            each.compiled = True
             return
-        given = (*args, *kwargs.values())[0]
-        if latest == k - 1 and not any(_is_same(given, one) for one in outputs):
-            raise UserError(
-                f"{each.names[k]} does not go on with what {each.names[k - 1]} returned, so that it cannot "
-                "be skipped; give example= and such blocks are left alone"
-            )
-        if k == len(each) - 1:  # activation checkpointing runs them again
+        given, result = (*args, *kwargs.values())[0], output[0] if type(output) is tuple else output
+        missing = self._unseen.setdefault(number, set() if self.tried else set(range(1, len(each))))
+        if latest == k - 1 and k in missing:
+            # The outputs of branches may have the values of their input, as where they begin at zero.
+            beside = given is before and outputs[0] is not before
+            if beside or not any(_is_same(given, one) for one in outputs):
+                raise _cannot(each.names[k], f"does not go on with what {each.names[k - 1]} returned")
+            missing.discard(k)
+        if not missing and block.training:  # in eval mode another form may be returned
             self._known.add(number)
-            since.pop(number, None)
-        else:
-            since[number] = k, []
-        result = output[0] if type(output) is tuple else output
-        for _k, others in since.values():
+        since[number] = k, given, []
+        if not missing or k == len(each) - 1:
+            del since[number]
+        for *_, others in since.values():
             others.append(result)
+
+
+def _cannot(name: str, why: str, remedy: str = "give example= and such blocks are left alone") -> UserError:
+    return UserError(f"{name} cannot be skipped, since it {why}; {remedy}")
 
 
 def _is_same(value: Any, other: Any) -> bool:

@@ -163,10 +163,7 @@ class Criterion:
                 "or the model"
             )
         if raised_at(error):
-            return (
-                f"{kind} {_raises(error)} for the first batch of {name}; mend that line, or give batches "
-                "that it takes"
-            )
+            return f"{kind} {_raises(error)} for the first batch of {name}; mend that line, or the batches"
         return (
             f"{kind} does not take the batches of {name} ({one_line(error)}); make the data fit its first "
             "layer, or give step=, a function (model, batch) → loss, score"
@@ -317,9 +314,7 @@ def default_loss(outputs: Tensor, targets: Tensor, kind: TargetKind) -> Tensor:
         return F.cross_entropy(logits, targets.to(logits.dtype))
     axis = _class_axis(outputs, targets)
     if axis is None:
-        raise UserError(
-            f"{shapes}; end the model with one output for each class, or give loss= and metric=, or step="
-        )
+        raise UserError(f"{shapes}; give one output for each class, or loss= and metric=, or step=")
     total = F.cross_entropy(logits.movedim(axis, 1), targets.long(), ignore_index=IGNORED, reduction="sum")
     return total / count_targets(targets).clamp(min=1)  # 0 where nothing counts
 

@@ -114,9 +114,7 @@ def _make_loader(name: str, data: Any, size: int, generator: torch.Generator | N
     if not isinstance(data, Iterable):
         raise UserError(f"{name} is a {type(data).__name__}; give {ALLOWED}")
     if iter(data) is data:
-        raise UserError(
-            f"{name} is a {type(data).__name__} that is read only once; give a loader or a list of batches"
-        )
+        raise UserError(f"{name} is a {type(data).__name__} that is read only once; give a loader or a list")
     return data
 
 
@@ -150,18 +148,12 @@ def first_batch(name: str, loader: Iterable[Any]) -> Any:
     """Return the first batch of a loader; raises a UserError where there is none."""
     for batch in loader:
         return batch
-    raise UserError(
-        f"{name} yields nothing; check that its data set is not empty and that its batch_size with drop_last "
-        "is not larger than the data set"
-    )
+    raise UserError(f"{name} yields nothing: its data are none, or fewer than its batch_size with drop_last")
 
 
 def no_more_batches(name: str) -> UserError:
     """Return the error for a loader that had batches before and has none now."""
-    return UserError(
-        f"{name} had batches before and yields none in this epoch; give a loader that begins anew whenever "
-        "it is read, or a list of batches"
-    )
+    return UserError(f"{name} had batches before and yields none in this epoch; give one that begins anew")
 
 
 # ---- pairs of tensors ----------------------------------------------------------------------------------
@@ -176,18 +168,14 @@ def _read_pair(name: str, data: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor
     """Return inputs and targets on the CPU, as int64 or `dtype`; raise a UserError where they are wrong."""
     for part in data:
         if isinstance(part, np.ndarray) and part.dtype.kind not in "fiub":
-            raise UserError(
-                f"{name} holds {part.dtype} values; give numbers: encode text and categories first"
-            )
+            raise UserError(f"{name} holds {part.dtype}; give numbers: encode text and categories first")
         if not isinstance(part, Tensor | np.ndarray):
             raise UserError(f"{name} holds a {type(part).__name__}; give {ALLOWED}")
     inputs, targets = (torch.as_tensor(part).detach().to("cpu") for part in data)
     targets = targets if targets.is_floating_point() else targets.long()
     inputs, targets = (x.to(dtype) if x.is_floating_point() else x for x in (inputs, targets))
     if len(inputs) != len(targets):
-        raise UserError(
-            f"{name} has {len(inputs)} inputs and {len(targets)} targets; give one target for each input"
-        )
+        raise UserError(f"{name} has {len(inputs)} inputs and {len(targets)} targets; give one for each")
     for what, tensor in (("inputs", inputs), ("targets", targets)):
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             bad = int((~tensor.flatten(1).isfinite().all(1) if tensor.ndim > 1 else ~tensor.isfinite()).sum())

@@ -11,12 +11,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from esper.growing.blocks import (
     FEWEST_BLOCKS,
     BlockList,
+    check_module,
     count_flops,
     drop_nested,
     find_blocks,
@@ -92,9 +94,7 @@ TOKENS = Law(
 # `letter` were level with the better of whole and half, or behind it; a ViT was ahead in accuracy at 0.95 and
 # 1.9, and behind in loss. Below 1 half of the depth was level with grown networks or ahead of them, but for
 # that ViT; it still was at 1.4 for one of the perceptrons, and at 1.8 for the ResNet.
-SAMPLES = Law(
-    "samples", measured=(0.2, 14.0), sizes=(3.6e4, 3.6e6), smaller_below=1.0, maybe_smaller_below=2.0
-)
+SAMPLES = Law("samples", measured=(0.2, 14), sizes=(3.6e4, 3.6e6), smaller_below=1.0, maybe_smaller_below=2.0)
 
 
 @dataclass(frozen=True)
@@ -227,8 +227,7 @@ def estimate(
 
     Raises a UserError for what is no module, and unless one of tokens and samples is a number above 0.
     """
-    if not isinstance(model, nn.Module):
-        raise UserError(f"the model is a {type(model).__name__}; give an nn.Module")
+    check_module(model)
     if (tokens is None) == (samples is None):
         given = "neither tokens nor samples are" if tokens is None else "both tokens and samples are"
         raise UserError(
@@ -236,7 +235,8 @@ def estimate(
             "(samples=N) for one label a sample"
         )
     for name, value in {"tokens": tokens, "samples": samples, "epochs": epochs}.items():
-        if value is not None and not _is_positive(value):
+        number = hasattr(value, "__float__") and not isinstance(value, bool)
+        if value is not None and not (number and 0 < value < math.inf):
             raise UserError(f"{name} is {value!r}; give a number above 0")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     targets = samples * epochs if samples is not None else tokens or 0.0
@@ -246,18 +246,21 @@ def estimate(
     unknown = any(p.ndim > 2 for p in model.parameters())
     forward = math.nan if unknown else 2.0 * count_parameters(model, tied=True)
     if example is not None:
-        leaves = tree_leaves(dict(example) if isinstance(example, Mapping) else example)
-        shapes = [leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)]
-        forward = count_flops(model, example) / (1 if tokens is None or not shapes else max(1, shapes[0]))
+        forward = count_flops(model, example) / (1 if tokens is None else _count_tokens(example))
     law = SAMPLES if tokens is None else TOKENS
     return estimate_targets(model, targets, TRAINING_PASSES * forward * targets, law, epochs, example)
 
 
-def _is_positive(value: Any) -> bool:
-    try:
-        return not isinstance(value, bool | str) and 0 < float(value) < math.inf
-    except (TypeError, ValueError, OverflowError):
-        return False
+def _count_tokens(example: Any) -> int:
+    """Count the tokens of the arguments of a model: its labels, its ids, or the steps of its features."""
+    named = dict(example) if isinstance(example, Mapping) else {}
+    first = [named.get(name) for name in ("labels", "decoder_input_ids", "input_ids")]
+    tensors = [leaf for leaf in tree_leaves([first, named or example]) if isinstance(leaf, Tensor)]
+    counts = [x.numel() for x in tensors if x.ndim == 2 and x.dtype in (torch.int64, torch.int32)]
+    counts += [x[..., 0].numel() for x in tensors[:1] if x.ndim == 3 and x.is_floating_point()]
+    if not counts:
+        raise UserError("example has no tokens: no ids [batch, time] or features [batch, time, width]")
+    return max(1, counts[0])
 
 
 def estimate_targets(

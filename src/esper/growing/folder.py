@@ -119,9 +119,7 @@ class GrowFolder:
             ) from None
         steps, done = run.environment.steps, run.environment.clock
         if done > steps:
-            raise UserError(
-                f"epochs is {steps}, and {done} are over in {self.folder.path}; give at least as many"
-            )
+            raise UserError(f"epochs is {steps}, and {done} are over in {self.folder.path}; give no fewer")
         run.seconds = list(saved.record.get("epochs", ()))
         if name == GROWN:
             self._seconds = float(saved.record["seconds"])

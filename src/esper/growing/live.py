@@ -193,7 +193,7 @@ class LivePopulation:
         each = math.ceil(batches / self.settings.accumulate)
         steps = epochs * each
         if steps < FEWEST_STEPS:
-            given = steps or "an unknown number"
+            given = f"{steps}; give more epochs, or smaller batches" if steps else "an unknown number"
             raise UserError(f"growing into a model needs {FEWEST_STEPS} optimizer steps and has {given}")
 
         def run(model: nn.Module) -> Any:
@@ -298,9 +298,7 @@ class LivePopulation:
         fitting, why = self._fitting(), dict[str, str]()
         for b in (b for b in scheduled if b.name not in fitting):
             reasons = "; ".join(self.live.refusals(b)) or f"{b.name} is not for such a model"
-            why[b.name] = (
-                f"which no slot of this model takes: {reasons}; here a slot takes {', '.join(fitting)}"
-            )
+            why[b.name] = f"which no slot of this model takes: {reasons}; a slot takes {', '.join(fitting)}"
         if why and len(why) == len(scheduled):
             raise UserError(f"the schedule asks for {', '.join(why)}, {next(iter(why.values()))}")
         return [f"{name} was asked for, {reason}" for name, reason in why.items()]
@@ -393,10 +391,7 @@ class LivePopulation:
         if result.loss.requires_grad:
             (result.loss / self.settings.accumulate).backward()
         elif self.optimizer.host:  # a frozen model without a blended seed has nothing to train
-            raise UserError(
-                "the loss depends on no weight that is trained; compute it from the model's outputs, without "
-                "detach()"
-            )
+            raise UserError("the loss depends on no trained weight; compute it from outputs without detach()")
         return result
 
     def _backward_isolated(self, k: int, batch: Any) -> None:
@@ -586,9 +581,7 @@ class LivePopulation:
             # Runs of versions before 0.5, whose copies stood behind their sources, saved no active blocks.
             active = saved.get("active", torch.empty(0))
             if not self.progressive.whole and not torch.equal(active, self.progressive.active_flags()):
-                raise UserError(
-                    "this run began with esper before 0.5, which skipped other blocks; finish it with that"
-                )
+                raise UserError("the run began with esper before 0.5, which skipped other blocks; use that")
         seeds = {k: saved[f"slot.{k}.seed"] for k in range(self.num_slots) if f"slot.{k}.seed" in saved}
         self._rebuild(saved["folds"].tolist(), {k: tuple(code.tolist()) for k, code in seeds.items()})
         for name, value in self._module_tensors().items():
@@ -689,9 +682,7 @@ def _snapshot_device(tensors: Collection[Tensor], before: Collection[Tensor]) ->
     device = next((value.device for value in tensors if value.is_cuda), None)
     if device is None:
         return torch.device("cpu")
-    size, present = (
-        sum(v.numel() * v.element_size() for v in values if v.is_cuda) for values in (tensors, before)
-    )
+    size, present = (sum(v.nbytes for v in values if v.is_cuda) for values in (tensors, before))
     trained = torch.cuda.max_memory_allocated(device) - present
     fits = (1 + BEST_EPOCH_SHARE) * size <= SNAPSHOT_SHARE * trained
     return device if fits else torch.device("cpu")

@@ -20,22 +20,24 @@ import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, get_args
-from weakref import WeakSet
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import LBFGS, Optimizer, lr_scheduler
+from torch.optim import LBFGS, SGD, Optimizer, lr_scheduler
 
 from esper.growing.blocks import (
     FEWEST_BLOCKS,
+    GREW,
     FirstPass,
+    check_module,
     choose_active,
     copy_sources,
     count_flops,
     drop_nested,
     find_blocks,
+    find_pretrained,
     keep_skippable,
     resolve_order,
     same_blocks,
@@ -53,8 +55,6 @@ PLAIN_CHECKPOINT = (
 
 Order = Literal["middle", "interleaved", "stacked"]
 ORDERS: tuple[str, ...] = get_args(Order)
-
-_GREW: WeakSet[nn.Module] = WeakSet()  # models that were grown into in this process
 
 
 class Progressive:
@@ -101,18 +101,9 @@ class Progressive:
         self.total_steps, self.steps_done, self.stage = int(total_steps), 0, 0
         self.rewarm, self.grown_at = rewarm, 0
         self.model = model = _unwrap(model)
-        given = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
-        # accelerate puts an optimizer of its own, which has no hooks, around the one that steps.
-        self.optimizers = tuple(getattr(each, "optimizer", each) for each in given)
-        if not given or not all(isinstance(getattr(each, "param_groups", None), list) for each in given):
-            raise UserError(
-                f"optimizer is {' '.join(repr(optimizer).split())}; give one of torch.optim that is made of "
-                "model.parameters(), or several"
-            )
+        self.optimizers = _find_optimizers(optimizer)
         self._rate_hooks: list[Any] = []
         self._rates: dict[Optimizer, list[Any]] = {}  # of optimizers whose rate is lowered now
-        if any(isinstance(each, LBFGS) for each in self.optimizers):
-            raise UserError("a growth makes the history that LBFGS keeps wrong; use another optimizer")
         self.grow_steps: tuple[int, ...] = tuple(round(each * self.total_steps) for each in fractions)
         found = find_blocks(model)
         self.lists = drop_nested(found if example is None else keep_skippable(model, found, example))
@@ -129,22 +120,19 @@ class Progressive:
         shares = [start ** (1 - hop / hops) for hop in range(hops)] + [1.0]
         sizes = [[max(1, round(share * len(each))) for share in shares] for each in self.lists]
         self._orders = [resolve_order(order, own[0]) for own in sizes]
-        self._stages = [
-            choose_active(len(each), own, its_order)
-            for each, own, its_order in zip(self.lists, sizes, self._orders, strict=True)
-        ]
+        choices = zip(self.lists, sizes, self._orders, strict=True)
+        self._stages = [choose_active(len(each), own, its_order) for each, own, its_order in choices]
         if all(len(stages[0]) == len(stages[-1]) for stages in self._stages):
-            raise UserError(
-                f"start is {start}, which leaves out none of {self.blocks} blocks; give a smaller one"
-            )
+            raise UserError(f"start is {start}, which leaves out none of {self.blocks} blocks; give less")
         models = [also] if isinstance(also, nn.Module) else also or ()
         self._followers = [same_blocks(_unwrap(other), self.lists) for other in models]
         self._buffers = [each.common_buffers() for each in self.lists]
         self.flops: list[int] = []  # of a forward pass over the example, stage by stage
-        self._first_pass = FirstPass(self.lists if example is None else ())
+        self._first_pass = FirstPass(())  # while the stages are tried
         if example is not None:
             self._run_stages(example)
         self.set_stage(0)
+        self._first_pass = FirstPass(self.lists, tried=example is not None)
         self._first_growth = True  # is still to come, and may overwrite nothing that was trained
         self._overwrites = self._find_trained() or self._find_pretrained(pretrained)  # why it may not come
 
@@ -160,6 +148,10 @@ class Progressive:
                     f"{type(self.model).__name__} does not run while blocks of it are skipped "
                     f"({with_place(error.__cause__ or error)}); train it plainly"
                 ) from error
+
+    def __repr__(self) -> str:
+        steps = f"{self.steps_done} of {self.total_steps} steps done"
+        return f"<Progressive: {self.active} of {self.blocks} blocks active, {steps}>"
 
     @property
     def active(self) -> int:
@@ -190,6 +182,8 @@ class Progressive:
         """
         self._first_pass.forget()
         self.steps_done += 1
+        if self.steps_done == self.total_steps + 1:
+            warnings.warn(f"more than total_steps={self.total_steps} steps; growth came early", stacklevel=2)
         due = sum(self.steps_done >= step for step in self.grow_steps)
         grown = due > self.stage
         if self._first_growth and not self.whole and (grown or self.steps_done == 1):
@@ -230,13 +224,22 @@ class Progressive:
     def set_stage(self, stage: int) -> None:
         """Go back, or forth, to the active blocks of a stage; weights are not copied."""
         self.stage = stage
+        if self.whole:
+            self._first_pass.remove()
         for lists in (self.lists, *self._followers):
             for each, stages in zip(lists, self._stages, strict=True):
                 each.activate(stages[stage])
 
     def _grow(self) -> None:
         """Activate the blocks of the next stage as copies of those that were trained."""
+        if unseen := self._first_pass.find_unseen():
+            self.set_stage(len(self.grow_steps))
+            raise UserError(unseen)
         self._first_pass.remove()  # not before: a compiled model is compiled anew without its hooks
+        trained = [p for each in self.lists for k in each.active for p in each.blocks[k].parameters()]
+        held = any(p in each.state or isinstance(each, SGD) for each in self.optimizers for p in trained)
+        if self._first_growth and self.steps_done and not held:
+            warnings.warn("no optimizer has state that copies need; give the one that steps", stacklevel=3)
         for lists in (self.lists, *self._followers):
             own = zip(lists, self._stages, self._orders, self._buffers, strict=True)
             for each, stages, order, buffers in own:
@@ -245,7 +248,7 @@ class Progressive:
         self.grown_at, self._first_growth = self.steps_done, False
         self.set_stage(self.stage + 1)
         if self.whole and self.steps_done:
-            _GREW.add(self.model)
+            GREW.update(block for each in self.lists for block in each.blocks)
         self._hook_rates()
 
     def _hook_rates(self) -> None:
@@ -253,7 +256,7 @@ class Progressive:
         while self._rate_hooks:
             self._rate_hooks.pop().remove()
         if self.stage and self.steps_done - self.grown_at < self.rewarm:
-            for each in self.optimizers:
+            for each in (own for own in self.optimizers if not _inside(own)):
                 self._rate_hooks.append(each.register_step_pre_hook(self._lower_rates))
                 self._rate_hooks.append(each.register_step_post_hook(self._restore_rates))
 
@@ -290,17 +293,13 @@ class Progressive:
             buffers = [[str(name) for name in each] for each in state.get("buffers", self._buffers)]
             lengths = [len(each[-1]) for each in state.get("stages", self._stages)]
         except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
-            raise UserError(
-                "the saved progress is not what state_dict() of a Progressive returns; give that"
-            ) from error
+            raise UserError("the progress is not what state_dict() of a Progressive returns") from error
         own = self.state_dict()["stages"]
         same = len(forms) == len(buffers) == len(self.lists) and not state.get("tied")
         same &= lengths == [*map(len, self.lists)] and 0 <= counts["stage"] <= len(self.grow_steps)
         if counts["stage"] < len(self.grow_steps):  # how it began does not matter to a model that is whole
             # Those saved before 0.2.5 have no stages, and copies that stand behind their sources.
-            same = same and (
-                "middle" not in self._orders if "stages" not in state else state["stages"] == own
-            )
+            same &= state["stages"] == own if "stages" in state else "middle" not in self._orders
         if not same:
             raise UserError(
                 "the saved progress is of another model or schedule; give the same model, start, order and "
@@ -334,9 +333,10 @@ class Progressive:
 
     def _find_pretrained(self, pretrained: bool | None) -> str:
         """Say that the model was trained before, where that is known; else return ""."""
-        loaded = bool(getattr(self.model, "name_or_path", None)) or self.model in _GREW
-        if loaded if pretrained is None else pretrained:
-            return f"{type(self.model).__name__} was trained before (pretrained=False says it was not)"
+        name = find_pretrained(self.model, self.lists)
+        if name if pretrained is None else pretrained:
+            name = name or type(self.model).__name__
+            return f"{name} was trained before (pretrained=False says it was not)"
         return ""
 
     def _check_parameters(self) -> None:
@@ -352,10 +352,7 @@ class Progressive:
                             "of their own; train it plainly"
                         )
                     if parameter.requires_grad and id(parameter) not in trained:
-                        raise UserError(
-                            f"the optimizer does not have {name}.{key}; give it all parameters, also those "
-                            "of skipped blocks"
-                        )
+                        raise UserError(f"the optimizer does not have {name}.{key}; give it all parameters")
 
 
 def end_training(grower: Progressive | None) -> None:
@@ -387,25 +384,43 @@ def _check_options(
     if order not in ORDERS:
         raise UserError(f"order is {order!r}; allowed are {', '.join(map(repr, ORDERS))}")
     if (length := _schedule_length(getattr(scheduler, "scheduler", scheduler))) < total_steps:  # accelerate's
-        raise UserError(
-            f"{type(scheduler).__name__} ends after {length:.0f} of {total_steps} steps; make it for all of "
-            "them"
-        )
+        raise UserError(f"the scheduler ends after {length:.0f} of {total_steps} steps; make it last for all")
     if rewarm < 0:
         raise UserError(f"rewarm is {rewarm}; give a number of optimizer steps, or 0 for none")
 
 
+def _find_optimizers(given: Any) -> tuple[Optimizer, ...]:
+    """Return the optimizers that were given and those inside of them; raise a UserError for unfit ones."""
+    found = [*given] if isinstance(given, Sequence) else [given]
+    if not found or not all(isinstance(getattr(each, "param_groups", None), list) for each in found):
+        raise UserError(
+            f"optimizer is {' '.join(repr(given).split())}; give one of torch.optim that is made of "
+            "model.parameters(), or several"
+        )
+    for each in found:  # which gets longer on the way
+        found += [inner for inner in _inside(each) if inner not in found]
+    if any(isinstance(each, LBFGS) for each in found):
+        raise UserError("a growth makes the history that LBFGS keeps wrong; use another optimizer")
+    zero = any(type(each).__name__ == "ZeroRedundancyOptimizer" for each in found)
+    if zero and distributed.get_world_size() > 1:
+        raise UserError("copies cannot have the state that ZeroRedundancyOptimizer spreads; use fully_shard")
+    return tuple(each for each in found if hasattr(each, "state"))
+
+
+def _inside(optimizer: Any) -> list[Optimizer]:
+    """Return the optimizers that one holds, such as SAM its base, or accelerate's the one that steps."""
+    return [value for value in vars(optimizer).values() if isinstance(value, Optimizer)]
+
+
 def _unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside of DistributedDataParallel and torch.compile."""
-    if not isinstance(model, nn.Module):
-        raise UserError(f"model is a {type(model).__name__}; give an nn.Module")
+    check_module(model, whole=False)
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise UserError("FullyShardedDataParallel (FSDP1) cannot skip blocks; use fully_shard (FSDP2)")
     if isinstance(model, DistributedDataParallel):
         # A block that is skipped has no gradients; without this DDP waits for them in the next step.
         if not model.find_unused_parameters:
-            raise UserError(
-                "DistributedDataParallel needs find_unused_parameters=True, since blocks that are skipped "
-                "have no gradients; wrap it anew"
-            )
+            raise UserError("DDP needs find_unused_parameters=True, since skipped blocks have no gradients")
         if model.static_graph:
             raise UserError("a growth changes the graph; wrap the model anew without static_graph=True")
         model = model.module

@@ -28,10 +28,7 @@ class TransformersProgressive(TrainerCallback, ExportableState):  # type: ignore
     def on_train_begin(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
         """Skip blocks, or go on from the checkpoint that the Trainer goes on from."""
         if args.parallel_mode.value == "distributed" and args.ddp_find_unused_parameters is not True:
-            raise UserError(
-                "blocks that are skipped have no gradients; give TrainingArguments "
-                "ddp_find_unused_parameters=True"
-            )
+            raise UserError("skipped blocks need ddp_find_unused_parameters=True in TrainingArguments")
         # The Trainer puts callbacks back only where it is told to, but always reads what they had saved.
         saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
         if state.global_step and not saved:

@@ -19,9 +19,7 @@ class EpisodeConfig(Config):
         description="what ends an episode: a member's budget in training FLOPs, which is what the bare host "
         "spends in `steps`, or the number of steps itself",
     )
-    flops: float | None = Field(
-        None, gt=0, description="the budget of a member in training FLOPs, if it is not the bare host's"
-    )
+    flops: float | None = Field(None, gt=0, description="training FLOPs of a member, if not the bare host's")
     rates: bool = Field(
         False,
         description="whether a controller may set the learning rate: double or halve it, or begin its decay",
@@ -51,9 +49,7 @@ class RewardConfig(Config):
     """
 
     rent_weight: float = Field(0.002, ge=0, description="what a network e times as large as its host costs")
-    control_variate: bool = Field(
-        False, description="subtract rewards of ungrown runs that a round plays too"
-    )
+    control_variate: bool = Field(False, description="subtract the rewards of ungrown runs played beside")
 
 
 class LearnerConfig(Config):
@@ -100,9 +96,7 @@ def lifecycle_for(steps: int) -> LifecycleConfig:
 class PPOConfig(Config):
     """How Simic learns."""
 
-    gamma: float = Field(
-        1.0, ge=0, le=1, description="discount of returns and potential; below 1 spending compute faster pays"
-    )
+    gamma: float = Field(1.0, ge=0, le=1, description="discount of returns; below 1 spending fast pays")
     lam: float = Field(0.98, ge=0, le=1, description="λ of the advantages")
     learning_rate: float = Field(3e-4, gt=0, description="of Adam")
     epochs: int = Field(4, ge=1, description="passes over a rollout")
@@ -120,5 +114,5 @@ class PPOConfig(Config):
     entropy_end: float = Field(0.01, ge=0, description="entropy coefficient after entropy_updates updates")
     entropy_updates: int = Field(200, ge=1, description="updates over which the entropy coefficient moves")
     entropy_floor: float = Field(
-        0.0, ge=0, lt=1, description="a head with less mean entropy (0 to 1) is pushed back, weight 1"
+        0.0, ge=0, lt=1, description="heads with less entropy (0..1) are pushed back"
     )

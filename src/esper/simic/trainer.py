@@ -175,10 +175,7 @@ class Trainer:
         }
 
     def _play(self, environment: GrowthEnvironment, done: float, share: float) -> dict[str, EpisodeRecord]:
-        """Play the episode of one shard and return the record of each block; errors name members and step.
-
-        done, share: how much of the round other shards have played, and how much this one is
-        """
+        """Play one shard, a share of the round, and return its records; errors name members and step."""
         spans = self.blocks.spans(environment.num_members)
 
         def after_step(result: StepResult) -> None:

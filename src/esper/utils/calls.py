@@ -32,7 +32,7 @@ def call_function(what: str, name: str, *args: Any) -> Any:
         if not hasattr(imported, function):
             raise UserError(f"{module} has no function {function}")
         return getattr(imported, function)(*args)
-    except Exception as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
         why = str(error) if isinstance(error, UserError) else f"it could not be called: {with_place(error)}"
         raise UserError(
             f"{what} is {name!r}, and {why}; give FILE.py:FUNCTION or MODULE:FUNCTION, a function that "

@@ -77,9 +77,7 @@ def find_span(model: nn.Module, module: nn.Module, calls: Mapping[nn.Module, Mod
         if calls[blocks[0]].given == calls[module].shape and any(has_weights(block) for block in blocks):
             return BlockSpan(container, blocks)
     given, gave = (x and list(x) for x in (calls[module].given, calls[module].shape))
-    raise CannotRepeat(
-        f"no weights ahead of it keep the shape of their input (it reads {given}, gives {gave})"
-    )
+    raise CannotRepeat(f"no weights ahead of it keep the shape of their input (reads {given}, gives {gave})")
 
 
 class RepeatedBlocks(nn.Module):
