@@ -193,6 +193,11 @@ class Estimate:
             + ("" if math.isnan(self.flops) else f", {self.flops:.3g} FLOPs"),
             f"{self.advice}: {self.reason}",
         ]
+        if not least <= self.per_parameter <= most or not smallest <= self.parameters <= largest:
+            lines.append(
+                f"outside of the range that was fitted: {least:g} to {most:g} {law.targets} a parameter, "
+                f"{smallest:,.0f} to {largest:,.0f} parameters"
+            )
         equal_steps = self.grow_at_equal_steps
         if self.advice == "grow" and self.grow_at is not None and equal_steps is not None:
             lines.append(
@@ -201,11 +206,6 @@ class Estimate:
                 f"FLOPs; with as many steps as plain training, grow after {100 * equal_steps:.0f} %\n"
                 "tune the learning rate first: what growth saves depends on it; measured with dense GPTs "
                 "over bytes and AdamW"
-            )
-        if not least <= self.per_parameter <= most or not smallest <= self.parameters <= largest:
-            lines.append(
-                f"outside of the range that was fitted: {least:g} to {most:g} {law.targets} a parameter, "
-                f"{smallest:,.0f} to {largest:,.0f} parameters"
             )
         return "\n".join(lines)
 
