@@ -52,9 +52,9 @@ class HostConfig(Config):
 class TelemetryConfig(Config):
     """What a run writes to its folder and elsewhere."""
 
-    sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="where metrics go as well")
+    sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="also write metrics here")
     trajectories: int = Field(12, ge=0, description="rounds whose slots stay on disk; older ones are thinned")
-    checkpoint_every: int = Field(10, ge=0, description="rounds between kept checkpoints (three); 0: none")
+    checkpoint_every: int = Field(10, ge=0, description="rounds per checkpoint; the newest 3 stay; 0: none")
 
 
 class RunConfig(Config):
@@ -72,7 +72,7 @@ class RunConfig(Config):
     members: int = Field(16, ge=1, le=1_000_000, description="networks that train at once")
     rounds: int = Field(20, ge=1, description="episodes of all members, each followed by one update")
     # OpenMP crashes where a machine refuses a thread; 256 could be started wherever that was tried.
-    threads: int = Field(1, ge=0, le=256, description="CPU threads; 1 for small populations, 0: as torch has")
+    threads: int = Field(1, ge=0, le=256, description="CPU threads; 1 if members are small, 0: torch's own")
     shards: int | None = Field(
         None,
         ge=1,
@@ -90,7 +90,7 @@ class RunConfig(Config):
     population: PopulationConfig = Field(PopulationConfig(folds=4), description="how members train")
     policy: TamiyoNetConfig = Field(TamiyoNetConfig(), description="the size of the policy network")
     ppo: PPOConfig = Field(PPOConfig(), description="how PPO trains the policy")
-    learner: LearnerConfig = Field(LearnerConfig(), description="how it begins, and what it imitates first")
+    learner: LearnerConfig = Field(LearnerConfig(), description="how a controller begins to learn")
     telemetry: TelemetryConfig = Field(TelemetryConfig(), description="what a run writes")
 
 

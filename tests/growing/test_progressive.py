@@ -507,7 +507,7 @@ def test_an_optimizer_whose_state_is_elsewhere_is_warned_of() -> None:
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             self.held[0].step()
 
-    words = "no optimizer has state that copies need"
+    words = "no optimizer has state for trained blocks"
     for make_it in (Hidden, *OPTIMIZERS.values()):
         model = make()
         optimizer = make_it(model.parameters())

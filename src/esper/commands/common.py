@@ -33,7 +33,7 @@ CONTROLLER_HELP = (
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="a YAML file of settings")]
 Preset = Annotated[
     str | None,
-    typer.Option("--preset", "-p", help="by name: compute, demo, digits, gpu, letter, mnist1d, text"),
+    typer.Option("--preset", "-p", help="one of compute, demo, digits, gpu, letter, mnist1d, text"),
 ]
 Overrides = Annotated[
     list[str] | None,

@@ -148,7 +148,7 @@ def first_batch(name: str, loader: Iterable[Any]) -> Any:
     """Return the first batch of a loader; raises a UserError where there is none."""
     for batch in loader:
         return batch
-    raise UserError(f"{name} yields nothing: its data are none, or fewer than its batch_size with drop_last")
+    raise UserError(f"{name} yields nothing: its data set is empty, or less than a batch with drop_last")
 
 
 def no_more_batches(name: str) -> UserError:

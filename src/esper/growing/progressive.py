@@ -239,7 +239,7 @@ class Progressive:
         trained = [p for each in self.lists for k in each.active for p in each.blocks[k].parameters()]
         held = any(p in each.state or isinstance(each, SGD) for each in self.optimizers for p in trained)
         if self._first_growth and self.steps_done and not held:
-            warnings.warn("no optimizer has state that copies need; give the one that steps", stacklevel=3)
+            warnings.warn("no optimizer has state for trained blocks; give the one that steps", stacklevel=3)
         for lists in (self.lists, *self._followers):
             own = zip(lists, self._stages, self._orders, self._buffers, strict=True)
             for each, stages, order, buffers in own:

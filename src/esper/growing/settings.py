@@ -58,7 +58,7 @@ class GrowSettings(Config):
     accumulate: int = Field(default=1, ge=1, description="batches that make one step of the optimizer")
     make_optimizer: Function = Field(None, description="(parameter groups) → optimizer; AdamW if left out")
     on_epoch: Function = Field(None, description="called after every epoch with its numbers, a dictionary")
-    sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="where metrics go as well")
+    sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="also write metrics here")
     training: Mapping[str, Any] = Field(default_factory=dict, description="settings of PopulationConfig")
 
 
