@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: threads of several workers spin
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 MANY = 100  # modules: so many more make the collections that some libraries ask for dear
 frozen_modules = 0
 
