@@ -203,7 +203,7 @@ def run_group(
         curve.append(torch.stack([seen.progress, result.training.loss, seen.val_loss, seen.val_accuracy]))
         if environment.done:
             break
-    final, parameters = score_halves(environment), environment.parameters.cpu()
+    final, parameters = score_halves(environment), environment.derived.parameters.cpu()
     best.restore()
     kept = score_halves(environment)
     shape = (len(arms.names), twins, len(group.cells))

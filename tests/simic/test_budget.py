@@ -69,7 +69,7 @@ def test_nothing_of_a_finished_member_changes_any_more() -> None:
     while not environment.population.finished[0]:
         environment.step(Actions.wait(2))
     before, slots = environment.population.snapshot(), environment.slots
-    spent, parameters = environment.flops.clone(), environment.parameters.clone()
+    spent, parameters = environment.flops.clone(), environment.derived.parameters.clone()
     result = environment.step(actions_of([{Head.OP: Op.SET_ALPHA_TARGET, Head.SLOT: 0}, WAIT]))
     assert result.active.tolist() == [False, True]
     assert (result.reward[0], result.terminated[0], result.panicked[0]) == (0, False, False)
@@ -80,7 +80,7 @@ def test_nothing_of_a_finished_member_changes_any_more() -> None:
     for name, value in environment.slots.tensors().items():
         assert torch.equal(value[0], slots.tensors()[name][0]), name
     assert environment.flops[0] == spent[0]
-    assert environment.parameters[0] == parameters[0]
+    assert environment.derived.parameters[0] == parameters[0]
     assert environment.flops[1] > spent[1]
     assert nothing_is_empty(environment.masks())
 
@@ -212,7 +212,7 @@ def test_a_rollback_gives_the_room_of_a_fold_back() -> None:
     assert result.panicked.tolist() == [True, False]
     assert environment.slots.room.tolist() == [[2], [1]]
     assert environment.slots.stage[:, 0].tolist() == [Stage.DORMANT, Stage.DORMANT]
-    assert environment.parameters[0] == environment.host_parameters
+    assert environment.derived.parameters[0] == environment.host_parameters
     environment.step(Actions.wait(2))
 
 

@@ -149,10 +149,10 @@ def test_the_penalty_of_a_rollback_reaches_the_step_that_caused_it(when: int) ->
         actions = controller.decide(observation, environment.masks(), t)
         if t == when:
             poison(environment, 2)
-        before = environment.potential
+        before = environment.derived.potential
         result = environment.step(actions)
         controller.record_step(result.reward, result.terminated, result.active)
-        owed = GAMMA * environment.potential - before
+        owed = GAMMA * environment.derived.potential - before
         owed[2] -= 7.0 * (t == when)
         torch.testing.assert_close(result.reward, owed)
         observation = result.observation

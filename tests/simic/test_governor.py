@@ -185,12 +185,12 @@ def test_a_fossil_that_was_folded_since_the_snapshot_outlives_the_seed_after_it(
     environment.reset(0, states_from_records([[clone]] * 2))
     act(environment, {})
     assert (environment.slots.stage == Stage.DORMANT).all(), "it is folded"
-    parameters, forms = environment.parameters.tolist(), environment.population.forms.clone()
+    parameters, forms = environment.derived.parameters.tolist(), environment.population.forms.clone()
     result = act(environment, PLANT | {Head.BLUEPRINT: Blueprint.WIDEN_FULL}, poisoned=True)
     assert result.rolled_back.tolist() == [[True], [False]]
     assert environment.slots.stage[0, 0] == Stage.FOSSILIZED
     assert environment.slots.room[0, 0] == 1
-    assert environment.parameters[0] == parameters[0]
+    assert environment.derived.parameters[0] == parameters[0]
     act(environment, {})
     assert torch.equal(environment.population.forms[0], forms[0]), "it is folded again"
 

@@ -64,7 +64,7 @@ def test_one_block_becomes_two_and_four() -> None:
     assert seen == [[[n], [n]] for n in (1, 1, 2, 2, 2, 3, 4, 4, 4, 4)]
     assert (environment.slots.stage == Stage.DORMANT).all(), "every fossil is host by now"
     assert (environment.slots.room == 0).all()
-    assert (environment.parameters > environment.host_parameters).all()
+    assert (environment.derived.parameters > environment.host_parameters).all()
 
 
 def test_every_slot_is_planted_and_raised_within_one_step() -> None:

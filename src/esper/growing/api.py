@@ -274,7 +274,7 @@ class Growth:
                     "train_loss": float(result.training.loss),
                     "val_loss": float(history.loss),
                     "score": float(history.accuracy),
-                    "parameters": int(self.environment.parameters),
+                    "parameters": int(self.environment.derived.parameters),
                 }
             )
         return result

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.lifecycle.actions import Tempo
 from esper.lifecycle.stages import SEED_STAGES, Stage
-from esper.utils.rows import RowRecord, map_tensors
+from esper.utils.rows import RowRecord
 
 
 @dataclass(frozen=True)
@@ -139,4 +139,4 @@ class SlotEvidence(RowRecord):
 
     def forget(self, where: Tensor) -> SlotEvidence:
         """Forget the measurements where True: a new seed inherits nothing.  # where [N, S]"""
-        return map_tensors(lambda value: value.masked_fill(where, float("nan")), self)
+        return SlotEvidence(*torch.stack([*self.tensors().values()]).masked_fill(where, float("nan")))

@@ -119,20 +119,21 @@ def _fused_adamw(
 ) -> None:
     """Do the same by torch's fused kernel: one pass over a row, where `step_rows` makes twenty."""
     scale = (config.clip_norm / (norms + 1e-6)).clamp(max=1.0)  # as in `clip_rows`
-    if not bool((scale == 1.0).all()):
-        gradient = gradient * scale.unsqueeze(1)
+    shares = scale.tolist()
+    clipped = [row if k == 1.0 else row * k for row, k in zip(gradient.unbind(), shares, strict=True)]
     by_rate: dict[float, list[int]] = {}  # a call of the kernel has one rate
     for row, (rate, learns) in enumerate(zip(lr.tolist(), active.tolist(), strict=True)):
         if learns:
             by_rate.setdefault(rate, []).append(row)
     rows.steps.add_(active)
-    fields = [field.unbind() for field in (rows.weights, gradient, rows.first, rows.second, rows.steps)]
+    fields = [field.unbind() for field in rows.tensors().values()]
     for rate, chosen in by_rate.items():
-        weights, gradients, first, second, steps = ([field[row] for row in chosen] for field in fields)
+        weights, first, second, steps = ([field[row] for row in chosen] for field in fields)
         # What torch.optim.AdamW(fused=True) calls.
         torch._fused_adamw_(
-            weights, gradients, first, second, [], steps, lr=rate, beta1=config.momentum, eps=1e-8,
-            beta2=config.second_beta, weight_decay=config.weight_decay, amsgrad=False, maximize=False,
+            weights, [clipped[row] for row in chosen], first, second, [], steps, lr=rate, eps=1e-8,
+            beta1=config.momentum, beta2=config.second_beta, weight_decay=config.weight_decay,
+            amsgrad=False, maximize=False,
         )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -102,7 +103,7 @@ class DerivedState:
     step_cost: Tensor  # [N] over a bare host's
     spent: Tensor  # [N] float64, the share of its budget
     steps_left: Tensor  # [N] float64: decisions that its budget still pays for as it is, this one included
-    potential: Tensor  # [N]
+    potential: Tensor  # [N] Φ, see `state`
     masks: ActionMasks
 
 
@@ -203,16 +204,6 @@ class Environment:
         return self.clock >= self.steps or self.bodies.idle
 
     @property
-    def parameters(self) -> Tensor:
-        """Return the number of parameters of each member.  # [N] int64"""
-        return self.derived.parameters
-
-    @property
-    def potential(self) -> Tensor:
-        """Return Φ of each member, see `state`.  # [N]"""
-        return self.derived.potential
-
-    @property
     def slots(self) -> SlotStates:
         """Return the slots of all members after the last step."""
         return self.state.slots
@@ -246,10 +237,7 @@ class Environment:
         if rates is None or losses is None:
             return None
         batches = self.budget / self.bare_cost * bodies.config.batches_per_epoch
-
-        def everyone(value: float) -> Tensor:
-            return torch.full_like(rates.scale, value)
-
+        everyone = partial(torch.full_like, rates.scale)
         return TrainingObservation(
             scale=rates.scale,
             falling=(self.derived.spent >= rates.decay_at).float(),
@@ -296,7 +284,7 @@ class Environment:
             validation,
             self.flops,
             clock,
-            self.potential,
+            self.derived.potential,
         )
         self.last_op, self.last_succeeded = outcome.asked_op, outcome.succeeded
         return StepResult(
@@ -487,7 +475,8 @@ class Environment:
             **add_prefix("population", self.bodies.tensors()),
             **add_prefix("state", tensors_of(self.state)),
             **add_prefix("governor", self._governor.state_dict()),
-            **{name: getattr(self, name).clone() for name in ("potential", "uses_metrics", *_PER_MEMBER)},
+            **{name: getattr(self, name).clone() for name in ("uses_metrics", *_PER_MEMBER)},
+            "potential": self.derived.potential.clone(),
             "members": self.members.clone(),
             "episode": torch.tensor(self.episode),
             "clock": torch.tensor(self.clock),

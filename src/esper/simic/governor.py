@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -104,17 +104,12 @@ def roll_back(
     replaced = holds_seed(saved.slots) & (state.slots.age != saved.slots.age + ticks.unsqueeze(1))
     pruned = suspects & ~replaced
     taken_back = panicked.unsqueeze(1) & ~pruned
-    undone = map_tensors(lambda old, now: torch.where(taken_back, old, now), saved.slots, state.slots)
+    undone = where_rows(taken_back, saved.slots, state.slots)
     # A fold since the snapshot is undone with the bodies, so its room is free again.
     room = torch.where(panicked.unsqueeze(1), saved.slots.room, state.slots.room)
-    after = MemberState(
-        slots=force_prune(undone.replace(room=room), pruned),
-        evidence=where_rows(panicked, saved.evidence, state.evidence).forget(pruned),
-        history=where_rows(panicked, saved.history, state.history),
-        rates=where_rows(panicked, saved.rates, state.rates),
-        training_loss=where_rows(panicked, saved.training_loss, state.training_loss),
-    )
-    return after, suspects
+    slots = force_prune(undone.replace(room=room), pruned)
+    after = where_rows(panicked, replace(saved, slots=slots), replace(state, slots=slots))
+    return replace(after, evidence=after.evidence.forget(pruned)), suspects
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
             "action_mask": flat_masks(masks),
             "slot_by_op": masks.slot_by_op.cpu().numpy(),
             "accuracy": rows.history.accuracy.cpu().numpy(),
-            "parameters": self._growth.parameters.cpu().numpy(),
+            "parameters": self._growth.derived.parameters.cpu().numpy(),
         }
 
 

@@ -237,8 +237,8 @@ def _seen(environment: Environment) -> dict[str, Tensor]:
     seen = {
         "accuracy": rows.history.accuracy,
         "loss": rows.history.loss,
-        "parameters": environment.parameters,
-        "potential": environment.potential,
+        "parameters": environment.derived.parameters,
+        "potential": environment.derived.potential,
         "spent": environment.flops,
         **{f"seen_{name}": getattr(rows.slots, name) for name in ("stage", "blueprint", "style", "age")},
         "contribution": rows.evidence.contribution,

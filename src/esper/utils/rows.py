@@ -38,16 +38,26 @@ class RowRecord:
 
 
 def flags_of_rows(where: Tensor, value: Tensor) -> Tensor:
-    """Shape a flag per member to select rows of `value`.  # where [N], value [N·k, ...] → [N·k, 1, ...]"""
+    """Shape a flag per member, or per slot, to select rows of `value`.
+
+    where [N] or [N, S], value [N·k, ...] → [N·k, 1, ...] or [N·k, S, 1, ...]
+    """
     # Some tensors have k consecutive rows for each member.
     each = value.shape[0] // where.shape[0]
-    rows = where if each == 1 else where.repeat_interleave(each)
-    return rows.view(-1, *[1] * (value.ndim - 1))
+    rows = where if each == 1 else where.repeat_interleave(each, 0)
+    return rows.view(*rows.shape, *[1] * (value.ndim - rows.ndim))
 
 
 def where_rows(where: Tensor, yes: Record, no: Record) -> Record:
-    """Take the rows of `yes` where True and of `no` elsewhere, in every tensor of a record.  # where [N]"""
-    return map_tensors(lambda own, other: torch.where(flags_of_rows(where, own), own, other), yes, no)
+    """Take the rows of `yes` where True and of `no` elsewhere, in every tensor.  # where [N] or [N, S]"""
+    own, other = tensors_of(yes), tensors_of(no)
+    alike: dict[object, list[str]] = {}  # tensors of one kind, which a few launches choose together
+    for name in (name for name in own if own[name] is not other[name]):
+        alike.setdefault((own[name].dtype, own[name].shape), []).append(name)
+    for names in alike.values():
+        pair = (torch.stack([part[name] for name in names]) for part in (own, other))
+        own |= zip(names, torch.where(flags_of_rows(where, own[names[0]]), *pair), strict=True)
+    return refill(yes, own)
 
 
 def tensors_of(record: Any) -> dict[str, Tensor]:

@@ -117,6 +117,8 @@ class TrainEpoch:
         self.state, self.plan, self.data = state, plan, data
         network, config = state.network, state.config
         device = network.device
+        # The weights of all rows: those of the members, which learn, and behind them copies for the shadows.
+        self.host_rows = workspace.rows("hosts.0", len(plan.members), network.host_width, device)
         self.hosts = workspace.weights("hosts", plan.own, network.host_width, device)
         # Where no part runs again, held fixed, entries are the live parts in their order: nothing to gather.
         self.in_order = all(group.live == group.size for group in plan.groups)
@@ -226,6 +228,7 @@ class TrainEpoch:
         samples, rate = (held.index_select(0, self.batch)[0] for held in (self.samples, self.rates))
         inputs, targets = self.data.take(plan.ids, samples)
         losses, host_gradient = self._gradients(inputs, targets)
+        host_gradient = host_gradient[: plan.own]
         self.total_loss.add_(losses)
         norms = torch.linalg.vector_norm(host_gradient, dim=1)
         if plan.live.shape[0]:
@@ -254,20 +257,19 @@ class TrainEpoch:
         return host, torch.where(self.is_seed, part, host.index_select(0, self.plan.live_member))
 
     def _gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the losses of all rows [R] and the gradients of the hosts [n, P].
+        """Return the losses of all rows and the gradients of their hosts.  # [R], [R, P]
 
         Those of the live parts are written to the blocks.
         """
         plan, network = self.plan, self.state.network
         shadow = plan.members[plan.own :]
-        host = self.hosts.weights.detach().requires_grad_()
         used, parts = self._used_parts()
-        host_rows = host
         if shadow.shape[0]:
-            host_rows = torch.cat([host, self.hosts.weights.index_select(0, shadow)])
+            torch.index_select(self.hosts.weights, 0, shadow, out=self.host_rows[plan.own :])
             targets = torch.cat([targets, targets.index_select(0, shadow)])
+        host = self.host_rows.detach().requires_grad_()
         # The losses of rows do not depend on each other: the gradient of their sum is that of each.
-        losses = cross_entropy(network.forward(plan, host_rows, parts, inputs), targets)
+        losses = cross_entropy(network.forward(plan, host, parts, inputs), targets)
         if not plan.live.shape[0]:
             return losses.detach(), torch.autograd.grad(losses.sum(), host)[0]
         host_gradient, *gradients = torch.autograd.grad(losses.sum(), [host, *used])
