@@ -163,7 +163,7 @@ class Estimate:
                 seen += ", where half of the depth was ahead in some cases"
             return f"{seen}; for such data growth was level or behind in all but the accuracy of one ViT"
         if self.advice == "do not grow":
-            return f"{seen}, and more than {law.most:g} were not measured"
+            return f"{seen}, and with more than {law.most:g} growth was behind, in the one pair of runs"
         if self.advice == "grow":
             return f"{seen}; between {law.smaller_below:g} and {law.most:g} growth was ahead at equal FLOPs"
         return f"{seen}; below {law.smaller_below:g} half of the depth was nearly always as good"
