@@ -4,7 +4,8 @@
     python -m benchmarks.loop --work digits --members 16 --steps 5 --device cpu
 
 Host and GPU are told apart: `host ms` is a step without the time in which the host waits for the GPU,
-`GPU ms` the time in which a kernel runs, `busy` that time over the step.
+`GPU ms` the time in which a kernel runs, `busy` that time over the step. `--gaps` also prints how long the
+GPU waits between two kernels, as profiled, which makes the host slower.
 
 `stated` is a host of 8-16-32 channels over 32×32 images (each segment after the first halves the resolution),
 three slots, batch 64, 4 training and 2 validation batches per step, leave-one-out rows, a policy 512 wide;
@@ -190,24 +191,37 @@ def host_seconds(call: Callable[[], object]) -> float:
         return time.perf_counter() - begun - waited
 
 
-def gpu_seconds(call: Callable[[], object]) -> tuple[float, int]:
-    """Seconds of a call in which a kernel ran, and how many ran."""
+def kernel_spans(call: Callable[[], object]) -> list[tuple[float, float]]:
+    """When each kernel of a call began and ended, in microseconds, in their order."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as prof:
         call()
         torch.cuda.synchronize()
-    spans = sorted(
+    return sorted(
         (event.time_range.start, event.time_range.end)
         for event in prof.events() or ()
         if event.device_type == DeviceType.CUDA
     )
-    total, until = 0.0, -math.inf
+
+
+def busy_and_gaps(spans: list[tuple[float, float]]) -> tuple[float, list[float]]:
+    """How long any of these spans, in order of their starts, lasts, and the gaps between them."""
+    total, gaps, until = 0.0, list[float](), spans[0][0] if spans else 0.0
     for start, end in spans:
         total += max(0.0, end - max(start, until))
+        gaps += [start - until] if start > until else []
         until = max(until, end)
-    return total / 1e6, len(spans)
+    return total, gaps
+
+
+def print_gaps(gaps: list[float], steps: int) -> None:
+    """How many gaps of each length, in microseconds, a step has, and how long they are together."""
+    for shortest, longest in pairwise((0, 1, 5, 20, 100, math.inf)):
+        some = [gap for gap in gaps if shortest <= gap < longest]
+        count, ms = len(some) / steps, sum(some) / steps / 1e3
+        print(f"gaps of {shortest} to {longest} µs: {count:.0f} a step, {ms:.2f} ms")
 
 
 @contextmanager
@@ -277,8 +291,13 @@ def _timed(args: argparse.Namespace, trainer: Trainer, num_members: int, device:
     with phase_clock(trainer, device) as phases:
         trainer.play_round()
     total = sum(phases.values())
-    busy, kernels = gpu_seconds(trainer.play_round) if on_gpu and args.profile else (math.nan, math.nan)
-    steps = args.steps
+    steps, busy, kernels = args.steps, math.nan, math.nan
+    if on_gpu and (args.profile or args.gaps):
+        spans = kernel_spans(trainer.play_round)
+        total, gaps = busy_and_gaps(spans)
+        busy, kernels = total / 1e6, len(spans)
+        if args.gaps:
+            print_gaps(gaps, steps)
     return Result(
         work=args.work,
         precision=args.precision,
@@ -343,6 +362,9 @@ def main() -> None:
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", type=existing_device, default="auto")
     parser.add_argument("--profile", action="store_true", help="also measure how busy the GPU is")
+    parser.add_argument(
+        "--gaps", action="store_true", help="also print how long the GPU waits between kernels"
+    )
     parser.add_argument("--json", action="store_true", help="one object per line instead of a table")
     args = parser.parse_args()
     results: list[Result] = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from esper.growing.result import Grown as Grown
     from esper.utils.errors import UserError as UserError
 
-__version__ = "0.5.4"
+__version__ = "0.5.5"
 
 _LAZY = {
     "grow": "esper.growing.api",

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import loop, members, population, progressive, roofline, textbook
 from benchmarks.common import line_of, read_results
@@ -129,3 +131,15 @@ def test_a_step_is_judged_by_products_and_by_the_memory_that_adamw_moves() -> No
     assert second.endswith(f"at most {bound.share:.2f}")
     assert [line.count("launches") for line in kernels] == [1, 1, 1]
     assert kernels[2].endswith("other kernels")
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8))))
+def test_the_time_in_which_a_kernel_runs_and_the_gaps_are_those_counted_one_by_one(
+    drawn: list[tuple[int, int]],
+) -> None:
+    spans = sorted((float(start), float(start + length)) for start, length in drawn)
+    busy, gaps = loop.busy_and_gaps(spans)
+    ticks = [any(start <= t < end for start, end in spans) for t in range(40)]
+    assert busy == sum(ticks)
+    idle = "".join("x" if tick else " " for tick in ticks).strip().split("x")
+    assert gaps == [len(gap) for gap in idle if gap]
