@@ -252,7 +252,8 @@ class Population:
             ids = active[start : start + most]
             if self._graphs.possible:
                 ids = np.concatenate([ids, finished[: _chunk_size(len(ids), most) - len(ids)]])
-            yield view.select(ids)
+            everyone = len(active) == len(ids) == len(view.active)  # in order
+            yield view if everyone else view.select(ids)
 
     # ---- counting, saving ------------------------------------------------------------------------------
 
