@@ -82,7 +82,7 @@ TOKENS = Law(
     fade=0.049,
     margin=0.12,
     measured=(14.2, 43.0),
-    sizes=(3.6e6, 6.4e6),
+    sizes=(6.3e6, 6.4e6),
     useful_sizes=(3e6, 1.5e7),
     fewest_blocks=8,
     epochs=5.0,
@@ -163,10 +163,10 @@ class Estimate:
                 seen += ", where half of the depth was ahead in some cases"
             return f"{seen}; for such data growth was level or behind in all but the accuracy of one ViT"
         if self.advice == "do not grow":
-            return f"{seen}, and with more than {law.most:g} growth was behind, in the one pair of runs"
+            return f"{seen}; above {law.most:g} growth was measured at 85 alone, twice, and was behind"
         if self.advice == "grow":
             return f"{seen}; between {law.smaller_below:g} and {law.most:g} growth was ahead at equal FLOPs"
-        return f"{seen}; below {law.smaller_below:g} half of the depth was nearly always as good"
+        return f"{seen}; below {law.smaller_below:g} half of the depth was mostly as good where measured"
 
     @property
     def saved(self) -> float:
