@@ -95,3 +95,19 @@ def test_deep_nesting_and_alias_bombs_are_refused() -> None:
     for text in ("[" * 600, "[" * 150 + "]" * 150, "a: " + "{b: " * 1000, "l0: &l0 lol\n" + laughs):
         with pytest.raises(UserError):
             build(RunConfig, {"members": parse_yaml(text, "bomb")})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-4", 3e-4),
+        ("10", 10),
+        ("-1_000", -1000),
+        ("0", 0),
+        ("010", "010"),
+        ("1:30", "1:30"),
+        ("0x1f", "0x1f"),
+    ],
+)
+def test_what_looks_like_a_number_to_people_is_one(text: str, value: object) -> None:
+    assert parse_yaml(text, "a setting") == value

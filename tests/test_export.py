@@ -82,7 +82,13 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(
     ):
         assert cli.run(words) == 2
         assert problem in capsys.readouterr().err
-    hidden = archive.rename(tmp_path / "hidden")
+    archive.rename(tmp_path / "hidden")
+    for damaged in (b"", b"no archive", (tmp_path / "hidden").read_bytes()[:3000]):
+        archive.write_bytes(damaged)
+        assert cli.run(["export", str(population), "--pt2"]) == 2
+        assert "network.pt2 is damaged, or of another torch" in capsys.readouterr().err
+    archive.unlink()
+    hidden = tmp_path / "hidden"
     assert cli.run(["export", str(population), "--onnx"]) == 2
     assert "has no network.pt2, because torch.export failed" in capsys.readouterr().err
     hidden.rename(archive)

@@ -48,10 +48,7 @@ def make_specs(
     unspent = {"budgets": config.budgets != ONE_BUDGET, "episode.flops": config.episode.flops is not None}
     if config.episode.clock == "steps" and any(unspent.values()):
         names = " and ".join(name for name, given in unspent.items() if given)
-        raise UserError(
-            f"episode.clock is steps, which spends no budget, and {names} is given; set "
-            f"episode.clock=compute, or leave {names} out"
-        )
+        raise UserError(f"{names}: a budget, which episode.clock=steps does not spend; leave it out")
     device = device or choose_device(config.device)
     specs = []
     for name in config.task.split(TASK_SEPARATOR):

@@ -171,7 +171,7 @@ def load_learned(
     Raises UserError where there is no file, CheckpointError where it is damaged or of another version.
     """
     if not path.exists():
-        raise UserError(f"{path} does not exist: the run has finished no round yet")
+        raise UserError(f"{path} does not exist: the run is none of 'esper train', or has finished no round")
     checkpoint = load_checkpoint(path, (agent_schema(), agent_schema(rates=True)))
     agent = make_agent(checkpoint_config(checkpoint, path, AGENT_SETTINGS), torch.device(device))
     try:

@@ -216,3 +216,59 @@ def test_all_generators_go_on_where_they_stood_and_those_of_the_caller_are_left_
     assert random.getstate() == before[0]
     assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), before[2])
+
+
+class CountingAdam(torch.optim.Optimizer):
+    """It counts its steps in the groups, as several do."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, {"lr": 1e-2, "growth": 0.25})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            group["growth"] *= 1.1
+            for p in (p for p in group["params"] if p.grad is not None):
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                mean.lerp_(p.grad, 0.1)
+                p.sub_(mean / (1 - 0.9 ** group["step"]), alpha=group["lr"] * group["growth"])
+
+
+class Holder(torch.optim.Optimizer):
+    """It holds the optimizer that steps."""
+
+    def __init__(self, groups: Any) -> None:
+        self.base = torch.optim.SGD(groups, lr=0.1)
+        super().__init__(self.base.param_groups, {})
+
+    def step(self, closure: Any = None) -> None:
+        self.base.step()
+
+
+@pytest.mark.usefixtures("no_report")
+def test_an_optimizer_that_counts_in_its_groups_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    options = {"controller": "static", "epochs": 4, "make_optimizer": CountingAdam, "progress": False}
+
+    def train(name: str, stop: int, resume: bool) -> Grown:
+        def on_epoch(event: Any) -> None:
+            if event["epoch"] == stop:
+                raise Killed
+
+        torch.manual_seed(0)
+        return esper.grow(
+            models.small_mlp(), models.table(), models.table(30), out=tmp_path / name, resume=resume,
+            on_epoch=on_epoch, **options,
+        )  # fmt: skip
+
+    whole = train("whole", 99, False)
+    with pytest.raises(Killed):
+        train("killed", 3, False)
+    assert same(train("killed", 99, True), whole)
+
+
+def test_an_optimizer_that_holds_another_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"Holder keeps a SGD \(base\), which cannot be saved; leave out out="
+    ):
+        grow(tmp_path / "run", make_optimizer=Holder)

@@ -83,5 +83,5 @@ def test_an_archive_is_read_where_esper_is_not_installed(
 
 
 def test_one_sample_is_not_enough_to_leave_the_batch_free() -> None:
-    with pytest.raises(UserError, match="at least 2 inputs"):
+    with pytest.raises(UserError, match="2 inputs or more"):
         save_archive(models.small_mlp(), models.table(6)[0][:1], "nowhere.pt2")

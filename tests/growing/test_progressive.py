@@ -26,6 +26,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -1552,3 +1553,155 @@ class LSTM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.lstm(x)[0][:, -1])
         return logits
+
+
+# ---- what users bring ------------------------------------------------------------------------------------
+
+
+def grow(model: nn.Module, optimizers: list[torch.optim.Optimizer], after: int = 3) -> Progressive:
+    """Train until the model is whole, and some steps more."""
+    grower = Progressive(model, optimizers, total_steps=10, start=0.5, grow_at=0.5)
+    for _ in range(5 + after):
+        model(TABLE + 1).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        grower.step()
+    assert grower.whole
+    return grower
+
+
+def test_each_layer_may_have_an_optimizer_of_its_own() -> None:
+    model = make(blocks=8)
+    optimizers: list[Any] = [torch.optim.AdamW(block.parameters(), lr=0.01) for block in model[1]]
+    optimizers.append(torch.optim.AdamW([*model[0].parameters(), *model[2].parameters()], lr=0.01))
+    whole = make(blocks=8)
+    together = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    grow(model, optimizers)
+    grow(whole, [together])
+    for block, optimizer, other in zip(model[1], optimizers, whole[1], strict=False):
+        assert {id(p) for p in optimizer.state} == {id(p) for p in block.parameters()}
+        for p, q in zip(block.parameters(), other.parameters(), strict=True):
+            assert torch.equal(p, q)
+            assert torch.equal(optimizer.state[p]["exp_avg"], together.state[q]["exp_avg"])
+        optimizer.state_dict()
+
+
+def test_progress_before_the_last_of_more_growths_is_not_that_of_a_whole_model() -> None:
+    model = make(blocks=8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    grower = Progressive(model, optimizer, total_steps=10, start=0.25, grow_at=(0.2, 0.5))
+    for _ in range(3):
+        train_step(model, optimizer)
+        grower.step()
+    saved = grower.state_dict()
+    fresh = make(blocks=8)
+    other = Progressive(fresh, torch.optim.AdamW(fresh.parameters()), total_steps=10)
+    with pytest.raises(UserError, match="of another model or schedule"):
+        other.load_state_dict(saved)
+
+
+def test_a_new_grower_takes_over_all_blocks_of_an_earlier_one() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = make()[1], make()[1]
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.second(self.first(x))
+            return out
+
+    model = Two()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    Progressive(model, optimizer, total_steps=10)
+    model.first.requires_grad_(False)
+    grow(model, [optimizer])
+    assert not [name for name, module in model.named_modules() if "forward" in vars(module)]
+    assert not [name for name, module in model.named_modules() if module._forward_hooks]
+
+
+def test_statistics_are_copied_whatever_the_state_dict_calls_them() -> None:
+    class Centred(nn.Module):
+        """A norm of one's own."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("running_mean", torch.zeros(4))
+            self.register_buffer("scratch", torch.zeros(4), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.running_mean.lerp_(x.detach().mean(0), 0.1)
+            return x - self.running_mean
+
+    for wrap in (lambda block: block, checkpoint_wrapper):
+        model = make(blocks=8)
+        for block in model[1]:
+            block.norm = Centred()
+        model[1] = nn.Sequential(*map(wrap, model[1]))
+        model(TABLE + 1)  # once before, as lazy layers need it
+        grower = grow(model, [torch.optim.SGD(model.parameters(), lr=0.0)], after=0)
+        assert all(name.endswith("norm.running_mean") for name in grower._buffers[0])
+        means = [module.running_mean for module in model.modules() if isinstance(module, Centred)]
+        assert means[0].abs().max() > 0.4
+        for k, source in enumerate((0, 1, 2, 1, 2, 1, 2, 7)):
+            assert torch.equal(means[k], means[source])
+
+
+def test_a_buffer_that_is_expanded_and_equal_needs_no_copy() -> None:
+    model = make(blocks=8)
+    for block in model[1]:
+        block.register_buffer("mask", torch.ones(1, 4).expand(3, 4))
+    grow(model, [torch.optim.SGD(model.parameters(), lr=0.01)])
+
+
+def test_a_forward_that_was_wrapped_while_blocks_wait_stays() -> None:
+    model, calls = make(blocks=8), list[int]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    grower = Progressive(model, optimizer, total_steps=10)
+    for k, block in enumerate(model[1]):
+
+        def counted(*args: Any, k: int = k, own: Callable[..., Any] = block.forward) -> Any:
+            calls.append(k)
+            return own(*args)
+
+        block.forward = counted
+    train_step(model, optimizer)
+    grower.complete()
+    calls.clear()
+    model(TABLE)
+    assert calls == list(range(8))
+
+
+def test_a_compiled_model_whose_blocks_take_the_batch_is_not_compiled_anew_for_every_batch() -> None:
+    class Taker(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            out: Tensor = x + self.layer(x) * mask
+            return out
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Taker() for _ in range(8))
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x, mask)
+            return x
+
+    model = Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    grower = Progressive(model, optimizer, total_steps=20)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(12):
+        compiled(TABLE.clone(), torch.ones(8, 1)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        grower.step()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2

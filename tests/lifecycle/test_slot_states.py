@@ -71,7 +71,7 @@ def test_actions_check_their_shape() -> None:
     assert actions_of([{Head.OP: Op.PRUNE, Head.SLOT: 2}]).choices.tolist() == [[2, 0, 0, 0, 0, 0, 0, 3]]
     assert len(actions_of([])) == 0
     for shape in ((3,), (3, 7), (2, 3, 8)):
-        with pytest.raises(ValueError, match=r"expected \[members, 8\]"):
+        with pytest.raises(ValueError, match=r"give \[members, 8\]"):
             Actions(torch.zeros(shape, dtype=torch.long))
     with pytest.raises(ValueError, match=r"actions are of torch.float32; expected torch.int64"):
         Actions(torch.zeros(3, 8))

@@ -262,7 +262,7 @@ def test_a_slot_without_a_place_for_another_part_says_so() -> None:
         population.fold(states.blueprint >= 0, states.style)
         if int((population.forms[0, 0, 1:] != -1).sum()) == 1:
             population.read_slots(SlotStates.empty(1, 2))
-    with pytest.raises(ValueError, match=r"member 0 holds 2 folded parts.*raise population.folds"):
+    with pytest.raises(ValueError, match=r"member 0 has a slot full of 2 parts; raise population.folds"):
         population.read_slots(SlotStates.empty(1, 2))
 
 

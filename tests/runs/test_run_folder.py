@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import esper
 from esper.runs import files
 from esper.runs.files import JsonLines
 from esper.runs.run_folder import RunFolder
@@ -103,7 +104,9 @@ def test_a_page_that_asks_who_writes_keeps_nobody_from_writing(tmp_path: Path) -
         (None, "has no versions.json"),
         ("{}", "was not written by esper"),
         ('{"a":', "is not JSON"),
-        ('{"format":"esper-run","format_version":9,"seed":1}', "run format 9; this esper reads 1"),
+        ('{"format":"esper-run","format_version":9,"seed":1}', "run format 9, not 1"),
+        ('{"format":"esper-run","format_version":1,"seed":1,"request":null}', "was not written by esper"),
+        ('{"format":"esper-run","format_version":1,"seed":1,"versions":[]}', "was not written by esper"),
     ],
 )
 def test_a_foreign_folder_is_refused(tmp_path: Path, versions: str | None, says: str) -> None:
@@ -213,3 +216,8 @@ def test_damaged_folders_are_told_in_one_sentence(tmp_path: Path) -> None:
         for other, data_before in whole.items():
             (tmp_path / "run" / other).write_bytes(data_before)
     assert 75 < told < 250
+
+
+def test_the_folder_names_the_version_that_runs(tmp_path: Path) -> None:
+    make(tmp_path / "run").close()
+    assert RunFolder.read(tmp_path / "run").about["versions"]["esper-lite"] == esper.__version__

@@ -33,6 +33,7 @@ def export(
 
     The batch size stays free. An ONNX file is run once beside the original, and refused where they differ.
     """
+    typer.echo("loading PyTorch and the network ...", err=True)  # takes seconds
     import torch
 
     from esper.runs.files import disk_errors, write_atomically
@@ -45,9 +46,12 @@ def export(
         raise UserError(f"{run} has no network.pt2, because torch.export failed; network.md there says why")
     if not onnx and not pt2:
         raise UserError("no format is given; add --onnx or --pt2, or both")
+    try:
+        program = torch.export.load(archive)
+    except Exception as error:  # of many kinds
+        raise UserError(f"{archive} is damaged, or of another torch: {one_line(error)}") from error
     with disk_errors("write", target):
         target.mkdir(parents=True, exist_ok=True)
-    program = torch.export.load(archive)
     if onnx:
         write_onnx(program, target / "network.onnx")
     if pt2 and target.resolve() != run.resolve():
@@ -109,7 +113,8 @@ def model_card(folder: RunFolder, program: ExportedProgram, formats: list[str]) 
         for name in names
         if isinstance(name, str) and name in nodes
     ]
-    versions = folder.about["versions"]
+    versions = folder.about.get("versions", {})
+    verdicts = [line for line in (growth.verdicts if growth else ()) if line not in network.changes]
     made = [f"{name} {versions[name]}" for name in ("esper-lite", "torch", "python") if name in versions]
     return "\n".join(
         [
@@ -124,7 +129,7 @@ def model_card(folder: RunFolder, program: ExportedProgram, formats: list[str]) 
                 [f"- {line}" for line in network.changes]
                 or ["Nothing was added: the model has the parts that it was given with."]
             ),
-            *(["", *(f"- {line}" for line in growth.verdicts)] if growth and growth.verdicts else []),
+            *(["", *(f"- {line}" for line in verdicts)] if verdicts else []),
             "\n## Use\n",
             "| tensor | dtype | shape |\n|---|---|---|",
             *specs,

@@ -139,7 +139,9 @@ def _run_again(folder: RunFolder, quiet: bool) -> None:
 
     if folder.results() is None:
         run, name = (compare.run, "controllers") if folder.kind == "compare" else (grow.run, "controller")
-        settings, asked = read_config(folder), folder.request[name]
+        settings, asked = read_config(folder), folder.request.get(name)
+        if not isinstance(asked, str):
+            raise UserError(f"versions.json of {folder.path} is damaged: its request names no {name}")
         run(settings, asked, bool(folder.request.get("force")), lambda: RunFolder.open(folder.path), quiet)
         return
     if not folder.report_path.exists():

@@ -36,6 +36,7 @@ from esper.growing.settings import STATIC, GrowSettings, UserController, check_s
 from esper.growing.slots import SlotNames, floating_dtype, trainable_parameters
 from esper.growing.surgery.insertion import graft_name
 from esper.lifecycle.legality import holds_seed
+from esper.runs.console import duration
 from esper.runs.trajectories import HostPart
 from esper.simic.costs import TRAINING_PASSES
 from esper.simic.ending import FinalSelection
@@ -374,7 +375,8 @@ def _progress_bar(growth: Growth, title: str) -> Iterator[Callable[[Observation]
     status = TextColumn("{task.fields[status]}")
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), status, TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not shown) as progress:
-        task, printed_at = progress.add_task(title, total=epochs, completed=done, status=""), time.monotonic()
+        task, begun = progress.add_task(title, total=epochs, completed=done, status=""), time.monotonic()
+        printed_at = begun
 
         def update(observation: Observation) -> None:
             nonlocal printed_at
@@ -386,6 +388,8 @@ def _progress_bar(growth: Growth, title: str) -> Iterator[Callable[[Observation]
             if not shown and time.monotonic() - printed_at > LINE_EVERY:  # no terminal for a bar
                 printed_at = time.monotonic()
                 count = int(progress.tasks[task].completed)
+                left = (epochs - count) * (printed_at - begun) / (count - done)
+                status += f", {duration(left)} left"
                 print(f"{title}: {count} of {epochs} epochs, {status}", file=sys.stderr)
 
         yield update

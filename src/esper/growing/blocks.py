@@ -84,8 +84,8 @@ class BlockList:
             # An attribute of the instance goes ahead of the method of its class. Others use that too, such as
             # accelerate, which moves the weights of a block to its device there.
             own = vars(block).pop("forward", None)
-            own = self.own_forwards.pop(block, own)
-            own = None if isinstance(own, Skip) else own  # of a copy that was made while blocks were skipped
+            before = self.own_forwards.pop(block, None)
+            own = before if isinstance(own, Skip) else own  # of a copy made while blocks were skipped
             skip = self.skips.setdefault(block, Skip(self, block))
             skip.waiting = k not in chosen
             if skip.waiting:
@@ -106,17 +106,31 @@ class BlockList:
         Others say what a block is: its mask, its scale, its place.
         """
         first, *others = [dict(block.named_buffers()) for block in self.blocks]
-        saved = self.blocks[0].state_dict().keys()
-        own = (n for n in first if n in saved and all(n in other for other in others))
+        # Hooks of state_dict() may rename what it holds.
+        unsaved = {id(m._buffers[n]) for m in self.blocks[0].modules() for n in m._non_persistent_buffers_set}
+        own = (n for n in first if id(first[n]) not in unsaved and all(n in other for other in others))
         return [n for n in own if _of_weights(self.blocks[0], n) or all(first[n].equal(o[n]) for o in others)]
 
 
 def _of_weights(block: nn.Module, name: str) -> bool:
-    """Tell whether a buffer holds statistics of a batch norm, or what a weight is computed from."""
-    path = name.rpartition(".")[0]
+    """Tell whether a buffer holds running statistics of a norm, or what a weight is computed from."""
+    path, _, own = name.rpartition(".")
     module = block.get_submodule(path)
     spectral = any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values())
-    return spectral or isinstance(module, _NormBase) or "parametrizations" in path.split(".")
+    statistics = isinstance(module, _NormBase) or own.startswith("running_")
+    return spectral or statistics or "parametrizations" in path.split(".")
+
+
+def release(model: nn.Module) -> None:
+    """Let go of the blocks that earlier growers of a model hold: they all run, and nothing watches them."""
+    for module in model.modules():
+        own = vars(module).get("forward")
+        if isinstance(own, Skip) and own.origin is own:
+            own.each.activate(range(len(own.each)))
+        for hook in [*module._forward_hooks.values()]:
+            watcher = getattr(getattr(hook, "func", None), "__self__", None)
+            if isinstance(watcher, FirstPass):
+                watcher.remove()
 
 
 # ---- finding -------------------------------------------------------------------------------------------
@@ -279,9 +293,10 @@ def find_form(args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> 
     # A nested tensor, as of nn.TransformerEncoder with a mask of padding, has no shape to compare.
     if before.is_nested != after.is_nested or not (before.is_nested or before.shape == after.shape):
         return None, False
-    given = {id(value): k for k, value in enumerate(inputs) if value is not None}
-    made = any(entry is not None and id(entry) not in given for entry in entries[1:])
-    return (0, *(given.get(id(entry)) for entry in entries[1:])) if type(output) is tuple else (), made
+    # Not by id(), which torch.compile would guard on: it would compile anew for every batch.
+    own = [e if e is None else max([-1, *(k for k, v in enumerate(inputs) if v is e)]) for e in entries[1:]]
+    form = (0, *(None if k == -1 else k for k in own)) if type(output) is tuple else ()
+    return form, -1 in own
 
 
 class FirstPass:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from esper.growing.live_model import Fold
 
 NUMBER = "number:"  # before the name of a state that is a number and no tensor
+GROUP = "group "  # before the number of a parameter group, which may count its steps
 
 
 class LiveOptimizer:
@@ -141,19 +142,21 @@ class LiveOptimizer:
                 if isinstance(value, Tensor):
                     found[f"{names[parameter]}/{key}"] = value
                 elif isinstance(value, int | float):
-                    found[f"{names[parameter]}/{NUMBER}{key}"] = torch.tensor(value)
+                    found[f"{names[parameter]}/{NUMBER}{key}"] = _number(value)
+        for k, group in enumerate(self.inner.param_groups[: len(self._given_groups)]):
+            found |= {f"{GROUP}{k}/{NUMBER}{n}": _number(group[n]) for n in _numbers(group)}
         return found
 
     def check_savable(self) -> None:
         """Raise a UserError for an optimizer whose state holds more than tensors and numbers."""
-        for state in self.inner.state.values():
-            for key, value in state.items():
-                if not isinstance(value, Tensor | int | float | None):
-                    raise UserError(
-                        f"{type(self.inner).__name__} keeps a {type(value).__name__} ({key}) for a "
-                        "parameter, which cannot be saved; leave out out=, or choose an optimizer whose "
-                        "state is tensors"
-                    )
+        kept = [pair for state in self.inner.state.values() for pair in state.items()]
+        odd = [(key, value) for key, value in kept if not isinstance(value, Tensor | int | float | None)]
+        odd += [(key, value) for key, value in vars(self.inner).items() if isinstance(value, Optimizer)]
+        for key, value in odd:
+            raise UserError(
+                f"{type(self.inner).__name__} keeps a {type(value).__name__} ({key}), which cannot be saved; "
+                "leave out out=, or choose an optimizer whose state is tensors"
+            )
 
     def restore(self, names: Mapping[Any, str], saved: Mapping[str, Tensor]) -> None:
         """Replace the state of these parameters by what `tensors` returned."""
@@ -162,11 +165,24 @@ class LiveOptimizer:
             owner, _, key = name.rpartition("/")
             number = key.startswith(NUMBER)
             states.setdefault(owner, {})[key.removeprefix(NUMBER)] = value.item() if number else value.clone()
-        for group in self.inner.param_groups:
+        for k, group in enumerate(self.inner.param_groups):
+            numbers = states.get(f"{GROUP}{k}", {})
+            for name in _numbers(group) - numbers.keys() if numbers else ():  # counted since
+                del group[name]
+            group.update(numbers)
             for parameter in [p for p in group["params"] if p in names]:
                 self.inner.state.pop(parameter, None)
                 if names[parameter] in states:
                     self.inner.state[parameter] = _to_device(states[names[parameter]], parameter, group)
+
+
+def _number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+
+
+def _numbers(group: Mapping[str, Any]) -> set[str]:
+    """Name the numbers of a parameter group but its rates, which follow from the schedule."""
+    return {n for n, v in group.items() if type(v) in (int, float) and n not in ("lr", "peak")}
 
 
 def _adam_eps(parameters: Iterable[nn.Parameter], second_beta: float) -> float:

@@ -39,6 +39,7 @@ from esper.growing.blocks import (
     find_blocks,
     find_pretrained,
     keep_skippable,
+    release,
     resolve_order,
     same_blocks,
 )
@@ -297,6 +298,8 @@ class Progressive:
         own = self.state_dict()["stages"]
         same = len(forms) == len(buffers) == len(self.lists) and not state.get("tied")
         same &= lengths == [*map(len, self.lists)] and 0 <= counts["stage"] <= len(self.grow_steps)
+        last = min(map(len, state.get("stages", ())), default=0) - 1  # where that model was whole
+        same &= counts["stage"] < len(self.grow_steps) or counts["stage"] >= last
         if counts["stage"] < len(self.grow_steps):  # how it began does not matter to a model that is whole
             # Those saved before 0.2.5 have no stages, and copies that stand behind their sources.
             same &= state["stages"] == own if "stages" in state else "middle" not in self._orders
@@ -424,6 +427,7 @@ def _unwrap(model: nn.Module) -> nn.Module:
         if model.static_graph:
             raise UserError("a growth changes the graph; wrap the model anew without static_graph=True")
         model = model.module
+    release(model)
     return getattr(model, "_orig_mod", model)  # of torch.compile
 
 
@@ -434,11 +438,11 @@ def copy_block(
     """Copy weights, optimizer state and the named buffers of one block to another of the same shapes."""
     for name in buffers:
         new, old = target.get_buffer(name), source.get_buffer(name)
-        if new.shape == old.shape:
-            new.copy_(old)
-        else:  # one that grew in a forward pass
+        if new.shape != old.shape:  # it grew in a forward pass
             path, _, own = name.rpartition(".")
             setattr(target.get_submodule(path), own, old.clone())
+        elif not new.equal(old):  # nothing can be written to one that is expanded
+            new.copy_(old)
     for new, old in zip(target.parameters(), source.parameters(), strict=True):
         copy_parameter(old, new, optimizers)
 
@@ -449,10 +453,16 @@ def copy_parameter(source: Tensor, target: Tensor, optimizers: Sequence[Optimize
     target.copy_(source)
     for optimizer in (each for each in optimizers if source in each.state):
         # With moments at 0 the first Adam steps of a copy would be as large as at the start of training.
-        optimizer.state[target] = {
+        state = {
             key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
             for key, value in optimizer.state[source].items()
         }
+        # The target may be another optimizer's of the same kind, as where each layer has its own.
+        for owner in (optimizer, *optimizers):
+            held = (p for group in owner.param_groups for p in group["params"])
+            if type(owner) is type(optimizer) and any(target is p for p in held):
+                owner.state[target] = state
+                break
 
 
 def _schedule_length(scheduler: Any) -> float:

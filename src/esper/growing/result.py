@@ -308,10 +308,7 @@ def save_archive(model: nn.Module, sample: Tensor | Sequence[Tensor], path: Path
     inputs = (sample,) if isinstance(sample, Tensor) else tuple(sample)
     for given in inputs:
         if given.ndim < 1 or given.shape[0] < 2:
-            raise UserError(
-                f"sample has shape {list(given.shape)}; give a batch of at least 2 inputs, so that the batch "
-                "size stays free"
-            )
+            raise UserError(f"sample is {list(given.shape)}; give 2 inputs or more: the batch size is free")
     shapes = ({0: torch.export.Dim("batch", min=1)},) * len(inputs)
     program = torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
     archive = io.BytesIO()

@@ -196,10 +196,7 @@ class Actions:
 
     def __post_init__(self) -> None:
         if self.choices.ndim != 2 or self.choices.shape[1] != NUM_HEADS:
-            raise ValueError(
-                f"actions have shape {tuple(self.choices.shape)}; "
-                f"expected [members, {NUM_HEADS}], a column per head"
-            )
+            raise ValueError(f"actions are {tuple(self.choices.shape)}; give [members, {NUM_HEADS}]")
         if self.choices.dtype != torch.long:
             raise ValueError(f"actions are of {self.choices.dtype}; expected torch.int64, indices of choices")
         if self.rate is not None and (

@@ -53,8 +53,5 @@ class PopulationConfig(Config):
     def _rise_ends_before_fall(self) -> Self:
         both = self.warmup + self.decay
         if self.schedule == "flat" and both > 1 + 1e-9:  # sums such as 0.7 + 0.3 round upwards
-            raise ValueError(
-                f"warmup is {self.warmup:g} and decay is {self.decay:g}, which are shares of one episode; "
-                "make their sum at most 1"
-            )
+            raise ValueError(f"warmup is {self.warmup:g} and decay is {self.decay:g}; at most 1 in sum")
         return self

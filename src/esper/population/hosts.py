@@ -124,10 +124,7 @@ def _check_resolution(
         raise ValueError(f"kernel is {kernel}, and the input is {shown}; give at most {longest}")
     most = math.ceil(longest / first_stride).bit_length()  # 8 → 4 → 2 → 1 are four stages
     if stages > most:
-        raise ValueError(
-            f"stages is {stages}, and each after the first halves the resolution of an input of {shown}; "
-            f"give at most {most}"
-        )
+        raise ValueError(f"stages is {stages}; an input of {shown} can be halved for at most {most} of them")
 
 
 def cnn(

@@ -157,10 +157,7 @@ class PartEditor:
         position = self.folded[at.member, at.slot]
         if position.max() >= self.form.shape[2]:
             member, most = int(at.member[position.argmax()]), self.form.shape[2] - 1
-            raise ValueError(
-                f"a slot of member {member} holds {most} folded parts and has no place for another; raise "
-                "population.folds"
-            )
+            raise ValueError(f"member {member} has a slot full of {most} parts; raise population.folds")
         self.parts.move_rows(self._rows(0, at), self._rows(position, at), start)
         self.form[at.member, at.slot, position] = form
         self.blend[at.member, at.slot, position - 1] = blend

@@ -108,10 +108,7 @@ def _check_bytes(path: Path, data: bytearray) -> bytes:
     expected = found[1].decode()
     data[8 + found.start(1) : 8 + found.end(1)] = _BLANK.encode()
     if hashlib.sha256(data).hexdigest() != expected:
-        raise CheckpointError(
-            f"{path} is damaged: its {len(data):,} bytes do not match their digest; "
-            "use an older checkpoint of the run"
-        )
+        raise CheckpointError(f"{path} is damaged: its digest is another; use an older checkpoint")
     return header
 
 

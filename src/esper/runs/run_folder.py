@@ -31,6 +31,7 @@ from typing import Any, Literal, get_args
 
 from filelock import FileLock, Timeout
 
+from esper import __version__
 from esper.runs.files import JsonLines, disk_errors, file_in, read_json, remove_unfinished, write_atomically
 from esper.runs.schema import Comparison, Event, Growth, Record, SavedNetwork, from_json, to_json
 from esper.runs.trajectories import TrajectoryFolder
@@ -102,6 +103,7 @@ class RunFolder:
                 "python": platform.python_version(),
                 "platform": platform.platform(),
                 **{package: version_of(package) or "not installed" for package in _PACKAGES},
+                "esper-lite": __version__,  # that of an editable install stays as it was then
             },
         }
         folder = cls(path, about)
@@ -122,14 +124,12 @@ class RunFolder:
             raise UserError(f"{path} is not a run folder: it has no versions.json; give one that esper wrote")
         about = read_json(file_in(path, "versions.json"))
         ours = isinstance(about, dict) and about.get("format") == FORMAT
+        ours = ours and all(isinstance(about.get(part, {}), dict) for part in ("request", "versions"))
         if not ours or not isinstance(about.get("seed"), int):
             raise UserError(f"{path} is not a run folder: its versions.json was not written by esper")
         if about.get("format_version") != FORMAT_VERSION or about.get("kind", "train") not in KINDS:
             version = f"{about.get('kind', '')} {about.get('format_version')!r}".strip()
-            raise UserError(
-                f"{path} has run format {version}; this esper reads {FORMAT_VERSION}: "
-                "use the version of esper that wrote it"
-            )
+            raise UserError(f"{path} has run format {version}, not {FORMAT_VERSION}; use its own esper")
         return cls(path, about)
 
     @classmethod

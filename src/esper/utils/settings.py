@@ -29,8 +29,8 @@ _MAX_SHOWN = 60
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people expect it: 3e-4 is a number, a key that is written twice is a mistake, and there are
-    no aliases, so that a small file cannot unfold into a large one.
+    """YAML as people expect it: 3e-4 is a number, 010 and 1:30 are none, a key that is written twice is a
+    mistake, and there are no aliases, so that a small file cannot unfold into a large one.
     """
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -49,7 +49,13 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# YAML 1.1 reads 3e-4, without a dot, as a text.
+# YAML 1.1 reads 3e-4, without a dot, as a text, 010 as 8 and 1:30 as 90.
+_INT = "tag:yaml.org,2002:int"
+_Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0] != _INT]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_INT, re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
 )

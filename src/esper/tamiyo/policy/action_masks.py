@@ -63,10 +63,7 @@ def states_from_mask_states(batch_slot_states: Sequence[Sequence[SlotMaskState |
     """Convert per-slot Python objects, a list per member, to one struct of arrays."""
     widths = {len(slots) for slots in batch_slot_states}
     if len(widths) != 1 or 0 in widths:
-        raise ValueError(
-            f"members have {sorted(widths)} slots; every member needs the same number, at least 1, with None "
-            "for an empty slot"
-        )
+        raise ValueError(f"members have {sorted(widths)} slots; give all the same, None for an empty one")
     shape = len(batch_slot_states), widths.pop()
     flat = [slot or EMPTY_SLOT for slots in batch_slot_states for slot in slots]
 

@@ -267,7 +267,7 @@ class TamiyoNet(nn.Module):
             actions=chosen,
             relevant=relevant,
             forced=(heads.num_legal[..., Head.OP :] == 1).all(-1),
-            value=self._value(seen.memory),
+            value=self.value_head(self.value_encoder(seen.memory)).squeeze(-1),
             state=seen.state,
         )
 
@@ -298,9 +298,6 @@ class TamiyoNet(nn.Module):
         chosen_slot = seen.slots.gather(-2, index).squeeze(-2) * reads_slot  # [N, T, W]
         context = self.detail_encoder(torch.cat((seen.memory, op_embedded, chosen_slot), dim=-1))
         return self.detail_heads(context).unflatten(-1, (len(DETAIL_HEADS), DETAIL_CHOICES))
-
-    def _value(self, memory: Tensor) -> Tensor:
-        return self.value_head(self.value_encoder(memory)).squeeze(-1)
 
 
 def pad_masks(masks: ActionMasks) -> Tensor:
