@@ -59,6 +59,8 @@ def run(
     settings: RunConfig, controllers: str, force: bool, open_folder: Callable[[], RunFolder], quiet: bool
 ) -> None:
     """Run a comparison, write it into a folder, opened once nothing can be refused any more, and show it."""
+    if not quiet:
+        typer.echo(f"loading PyTorch and {settings.task} ...")  # takes seconds
     from esper.comparing import as_comparison, prepare, trajectories_of
     from esper.controllers import arms_of
     from esper.watch.report import write_report

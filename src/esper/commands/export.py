@@ -33,7 +33,7 @@ def export(
 
     The batch size stays free. An ONNX file is run once beside the original, and refused where they differ.
     """
-    typer.echo("loading PyTorch and the network ...", err=True)  # takes seconds
+    typer.echo("loading PyTorch and the network ...")  # takes seconds
     import torch
 
     from esper.runs.files import disk_errors, write_atomically

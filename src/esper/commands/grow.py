@@ -49,6 +49,8 @@ def run(
     settings: RunConfig, controller: str, force: bool, open_folder: Callable[[], RunFolder], quiet: bool
 ) -> None:
     """Grow networks; write the best and a comparison into a folder, opened once nothing can be refused."""
+    if not quiet:
+        typer.echo(f"loading PyTorch and {settings.task} ...")  # takes seconds
     from esper.commands.compare import run_arms
     from esper.comparing import as_comparison, prepare
     from esper.controllers import Fixed, load_controller

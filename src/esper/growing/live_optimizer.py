@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from esper.growing.live_model import Fold
 
 NUMBER = "number:"  # before the name of a state that is a number and no tensor
-GROUP = "group "  # before the number of a parameter group, which may count its steps
 
 
 class LiveOptimizer:
@@ -144,7 +143,7 @@ class LiveOptimizer:
                 elif isinstance(value, int | float):
                     found[f"{names[parameter]}/{NUMBER}{key}"] = _number(value)
         for k, group in enumerate(self.inner.param_groups[: len(self._given_groups)]):
-            found |= {f"{GROUP}{k}/{NUMBER}{n}": _number(group[n]) for n in _numbers(group)}
+            found |= {f"group {k}/{NUMBER}{n}": _number(group[n]) for n in _numbers(group)}  # of steps
         return found
 
     def check_savable(self) -> None:
@@ -166,7 +165,7 @@ class LiveOptimizer:
             number = key.startswith(NUMBER)
             states.setdefault(owner, {})[key.removeprefix(NUMBER)] = value.item() if number else value.clone()
         for k, group in enumerate(self.inner.param_groups):
-            numbers = states.get(f"{GROUP}{k}", {})
+            numbers = states.get(f"group {k}", {})
             for name in _numbers(group) - numbers.keys() if numbers else ():  # counted since
                 del group[name]
             group.update(numbers)

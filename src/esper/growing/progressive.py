@@ -458,10 +458,9 @@ def copy_parameter(source: Tensor, target: Tensor, optimizers: Sequence[Optimize
             for key, value in optimizer.state[source].items()
         }
         # The target may be another optimizer's of the same kind, as where each layer has its own.
-        for owner in (optimizer, *optimizers):
-            held = (p for group in owner.param_groups for p in group["params"])
-            if type(owner) is type(optimizer) and any(target is p for p in held):
-                owner.state[target] = state
+        for o in (optimizer, *optimizers):
+            if type(o) is type(optimizer) and any(target is p for g in o.param_groups for p in g["params"]):
+                o.state[target] = state
                 break
 
 

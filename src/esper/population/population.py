@@ -252,8 +252,7 @@ class Population:
             ids = active[start : start + most]
             if self._graphs.possible:
                 ids = np.concatenate([ids, finished[: _chunk_size(len(ids), most) - len(ids)]])
-            everyone = len(active) == len(ids) == len(view.active)  # in order
-            yield view if everyone else view.select(ids)
+            yield view if len(active) == len(ids) == len(view.active) else view.select(ids)
 
     # ---- counting, saving ------------------------------------------------------------------------------
 

@@ -51,10 +51,8 @@ class _Loader(yaml.SafeLoader):
 
 # YAML 1.1 reads 3e-4, without a dot, as a text, 010 as 8 and 1:30 as 90.
 _INT = "tag:yaml.org,2002:int"
-_Loader.yaml_implicit_resolvers = {
-    first: [pair for pair in pairs if pair[0] != _INT]
-    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+_known = yaml.SafeLoader.yaml_implicit_resolvers.items()  # by first character: pairs of a tag and a pattern
+_Loader.yaml_implicit_resolvers = {first: [p for p in pairs if p[0] != _INT] for first, pairs in _known}
 _Loader.add_implicit_resolver(_INT, re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
