@@ -1652,7 +1652,9 @@ def test_a_buffer_that_is_expanded_and_equal_needs_no_copy() -> None:
     model = make(blocks=8)
     for block in model[1]:
         block.register_buffer("mask", torch.ones(1, 4).expand(3, 4))
-    grow(model, [torch.optim.SGD(model.parameters(), lr=0.01)])
+    grower = grow(model, [torch.optim.SGD(model.parameters(), lr=0.01)])
+    assert "mask" in grower._buffers[0]
+    assert all(torch.equal(block.mask, torch.ones(3, 4)) for block in model[1])
 
 
 def test_a_forward_that_was_wrapped_while_blocks_wait_stays() -> None:
