@@ -33,9 +33,6 @@ def export(
 
     The batch size stays free. An ONNX file is run once beside the original, and refused where they differ.
     """
-    typer.echo("loading PyTorch and the network ...")  # takes seconds
-    import torch
-
     from esper.runs.files import disk_errors, write_atomically
     from esper.runs.run_folder import RunFolder
 
@@ -46,6 +43,9 @@ def export(
         raise UserError(f"{run} has no network.pt2, because torch.export failed; network.md there says why")
     if not onnx and not pt2:
         raise UserError("no format is given; add --onnx or --pt2, or both")
+    typer.echo("loading PyTorch and the network ...")  # takes seconds
+    import torch
+
     try:
         program = torch.export.load(archive)
     except Exception as error:  # of many kinds
